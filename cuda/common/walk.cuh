@@ -102,11 +102,19 @@ __device__ __forceinline__ void dot_slice(Entry* entry, int entries, const uint4
   if (i < entries) dot<false, whole>(entry + i, x, w, row_length, columns, first_slice);
 }
 
+// Rows of a matrix in the order of the tokens, where rows are in a token order.
+struct RowsByToken {
+  const int* token;  // or null
+  int first;
+  __device__ __forceinline__ uint64 operator()(int row) const {
+    return token == nullptr ? first + row : token[first + row];
+  }
+};
+
 // `factor` of every entry ← x[its row] · w[its neuron], fp32. `row_at(i)`: the row of x that is the
 // i-th of `rows`. The caller synchronises the block before it reads the factors.
-template <typename RowAt>
 __device__ __forceinline__ void dot_rows(List& list, int rows, const element* x,
-                                         const RowAt& row_at, const element* w, int k) {
+                                         const RowsByToken& row_at, const element* w, int k) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int total = list.first[rows], share = (total + walk_warps - 1) / walk_warps;
   const int to = min(total, (warp + 1) * share);
@@ -204,15 +212,6 @@ __device__ __forceinline__ void sum_row(const Entry* entry, int entries, const e
   }
 }
 
-// Rows of a matrix in the order of the tokens, where rows are in a token order.
-struct RowsByToken {
-  const int* token;  // or null
-  int first;
-  __device__ __forceinline__ uint64 operator()(int row) const {
-    return token == nullptr ? first + row : token[first + row];
-  }
-};
-
 // What a block of threads computes: rows, and one of the slices of the columns. Rows vary fastest, so
 // that all blocks of threads that run at a time are at the same slice.
 struct Share {
@@ -235,10 +234,10 @@ __device__ __forceinline__ ColumnRange columns_of(int slice, int slices, int k) 
   return {slice * each * sum_columns, min(k, (slice + 1) * each * sum_columns)};
 }
 
-template <typename RowAt, typename... Source>
+template <typename... Source>
 __device__ __forceinline__ void sum_rows(const List& list, int rows, const element* bias, int k,
-                                         const ColumnRange& range, element* y, const RowAt& row_at,
-                                         const Source&... source) {
+                                         const ColumnRange& range, element* y,
+                                         const RowsByToken& row_at, const Source&... source) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int pieces = (max(0, range.end - range.first) + sum_columns - 1) / sum_columns;
   for (int item = warp; item < rows * pieces; item += walk_warps) {

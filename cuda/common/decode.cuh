@@ -23,6 +23,14 @@ __device__ __forceinline__ uint32 first_neuron(uint32 section, uint32 sections, 
   return section * n / sections;  // below 2^24 before the division
 }
 
+// Adds what another warp has summed up.
+__device__ __forceinline__ void add_share(float4& sum, float4 share) {
+  sum.x += share.x;
+  sum.y += share.y;
+  sum.z += share.z;
+  sum.w += share.w;
+}
+
 // Runs `kernel` with the number of token octets that T stands for, as a compile-time constant. A
 // member template, since NVRTC before 13 takes no generic lambda in a kernel.
 template <typename Kernel>

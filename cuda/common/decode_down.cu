@@ -185,13 +185,8 @@ __device__ __forceinline__ void store(Shared& shared, const Sums<octets>& d, con
   if (!own) return;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-  for (int share = 0; share < num_warps; ++share) {
-    const float4 part = *reinterpret_cast<const float4*>(&shared.sums[share][token][place]);
-    sum.x += part.x;
-    sum.y += part.y;
-    sum.z += part.z;
-    sum.w += part.w;
-  }
+  for (int share = 0; share < num_warps; ++share)
+    add_share(sum, *reinterpret_cast<const float4*>(&shared.sums[share][token][place]));
   *reinterpret_cast<uint2*>(y + static_cast<uint64>(token) * k + column) =
       make_uint2(pack_elements(sum.x + element_low(add.x), sum.y + element_high(add.x)),
                  pack_elements(sum.z + element_low(add.y), sum.w + element_high(add.y)));

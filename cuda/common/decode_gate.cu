@@ -275,13 +275,7 @@ __device__ __forceinline__ float4 add_up(Shared& shared, const Sums<octets>& d, 
   __syncthreads();
   float4 sum = shared.sums[0][warp][lane];
 #pragma unroll
-  for (int share = 1; share < num_warps; ++share) {
-    const float4 part = shared.sums[share][warp][lane];
-    sum.x += part.x;
-    sum.y += part.y;
-    sum.z += part.z;
-    sum.w += part.w;
-  }
+  for (int share = 1; share < num_warps; ++share) add_share(sum, shared.sums[share][warp][lane]);
   return sum;
 }
 

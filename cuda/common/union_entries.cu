@@ -7,13 +7,6 @@
 
 constexpr int threads = 256;
 
-namespace {
-struct Zeroed {
-  uint32* array;  // or null
-  int words;
-};
-}  // namespace
-
 extern "C" __global__ void __launch_bounds__(threads)
     union_entries(const uint32* count, const unsigned char* neuron, int tiles_n, uint32* entry,
                   uint32* total, uint2* unit, uint2* order, uint2* split, uint32* arrived,
@@ -25,12 +18,14 @@ extern "C" __global__ void __launch_bounds__(threads)
   __shared__ bool last;
   await_previous_kernel();
   const int block = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Zeroed arrays[] = {
-      {zeroed_0, words_0}, {zeroed_1, words_1}, {zeroed_2, words_2}, {zeroed_3, words_3}};
+  const struct {
+    uint32* array;  // or null
+    int words;
+  } zeroed[] = {{zeroed_0, words_0}, {zeroed_1, words_1}, {zeroed_2, words_2}, {zeroed_3, words_3}};
 #pragma unroll
   for (int k = 0; k < 4; ++k)
-    for (int i = block * threads + threadIdx.x; i < arrays[k].words; i += gridDim.x * threads)
-      arrays[k].array[i] = 0;
+    for (int i = block * threads + threadIdx.x; i < zeroed[k].words; i += gridDim.x * threads)
+      zeroed[k].array[i] = 0;
   if (warp == 0) {
     uint32 before = 0;
     for (int first = 0; first < tiles_n; first += 32) {

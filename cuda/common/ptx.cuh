@@ -138,7 +138,7 @@ __device__ __forceinline__ uint32 transpose_8x8(uint32 pair) {
 
 // Transposes 4×4 words across the lanes of a quad: word j of lane q becomes word q of lane j. Four
 // neighbouring words of a row of sums (fragments: wgmma.cuh, mma.cuh) so come to one lane.
-__device__ __forceinline__ void transpose_quad(uint32 (&word)[4]) {
+__device__ __forceinline__ uint4 transpose_quad(uint32 (&word)[4]) {
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) {
     const bool upper = threadIdx.x & step;
@@ -150,4 +150,5 @@ __device__ __forceinline__ void transpose_quad(uint32 (&word)[4]) {
       (upper ? first : second) = other;
     }
   }
+  return make_uint4(word[0], word[1], word[2], word[3]);
 }

@@ -113,10 +113,9 @@ __device__ __forceinline__ void store_row(element* to, int columns, Sum sum, int
       const int at = Tile::index(row, 4 * group + j);
       word[j] = pack_elements(sum(at), sum(at + 1));
     }
-    transpose_quad(word);  // eight columns a lane: 16-byte stores
+    const uint4 octet = transpose_quad(word);  // eight columns a lane: 16-byte stores
     const int column = 32 * group + 8 * (threadIdx.x % 4);
-    if (column < columns)
-      __stcs(reinterpret_cast<uint4*>(to + column), make_uint4(word[0], word[1], word[2], word[3]));
+    if (column < columns) __stcs(reinterpret_cast<uint4*>(to + column), octet);
   }
 }
 

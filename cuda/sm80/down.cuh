@@ -162,11 +162,10 @@ __device__ __forceinline__ void store(const Sums& d, const element* bias, const 
         const float* sum = d[eight / 2][4 * part + j] + eight % 2 * 2;
         word[j] = pack_biased(sum[0], sum[1], bias, first + 8 * j + 2 * (lane % 4), k);
       }
-      transpose_quad(word);  // 8 columns a lane: 16-byte stores
-      const int octet = first + 8 * (lane % 4);
-      if (own < m && octet < k)
-        *reinterpret_cast<uint4*>(y + static_cast<uint64>(token) * k + octet) =
-            make_uint4(word[0], word[1], word[2], word[3]);
+      const uint4 octet = transpose_quad(word);  // 8 columns a lane: 16-byte stores
+      const int at = first + 8 * (lane % 4);
+      if (own < m && at < k)
+        *reinterpret_cast<uint4*>(y + static_cast<uint64>(token) * k + at) = octet;
     }
   }
 }

@@ -147,8 +147,7 @@ __device__ __forceinline__ uint4 octet_of(Sum sum, int half, int group, const el
     word[j] = pack_biased(sum(at), sum(at + 1), bias,
                           first + 32 * group + 8 * j + 2 * (threadIdx.x % 4), columns);
   }
-  transpose_quad(word);
-  return make_uint4(word[0], word[1], word[2], word[3]);
+  return transpose_quad(word);
 }
 
 // Where 64 × 256 sums of a warpgroup go: this thread's rows of y, or -1, and the first column.

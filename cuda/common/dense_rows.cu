@@ -1,5 +1,5 @@
 // dense_rows: the FFN of the rows that a sparse format does not hold, by dense products
-// (common/rows_gemm.cuh). It is launched with every call and ends at once if there are none.
+// (common/dense_rows.cuh). It is launched with every call and ends at once if there are none.
 //
 // First a round's activations, then their product with W_downᵀ. Training keeps gate and up of the first
 // `backup` rows, and counts which neurons fire, as hybrid_rows does for the other rows.

@@ -1,14 +1,184 @@
-// Shared by the dense products of an FFN's forward and backward pass on listed rows
-// (common/rows_gemm.cuh): the activations of 128 rows, and the iteration over sums.
+// Dense products with listed rows, those that a sparse format does not hold, for an FFN's forward and
+// backward pass. They use mma.sync, since such rows are few, on every GPU since Ampere.
+//
+// A block of 256 threads computes 128 × 128 sums, 32 of the inner dimension per stage; a warp holds 64 ×
+// 32 of them. Work items are numbered, in phases each of which needs the results of the previous one.
+// A block claims the next item when it has finished one, and waits for all items of earlier phases:
+// these were claimed earlier, by blocks that are running, so a deadlock is impossible.
 //
 // Rows are processed in rounds of as many as fit into scratch memory. `first` are the weights whose
 // product decides which neurons fire, `second` the other ones, or null.
 #pragma once
 #include "common/activation.cuh"
-#include "common/rows_gemm.cuh"
+#include "common/mma.cuh"
+#include "common/tiles.cuh"
 #include "common/twell.cuh"
 
 namespace {
+// --- the product ---------------------------------------------------------------------------------
+
+constexpr int gemm_threads = 256, gemm_tile = dense_row_tile, gemm_inner = 32, gemm_stages = 4;
+constexpr int operand_bytes = gemm_tile * gemm_inner * 2;
+
+struct alignas(128) GemmShared {
+  unsigned char a[gemm_stages][operand_bytes], b[gemm_stages][operand_bytes];
+  uint32 item;
+};
+
+// Sums of a warp: [16 rows][8 columns][element of the fragment (common/mma.cuh)].
+using GemmSums = float[4][4][4];
+
+__device__ __forceinline__ int warp_row() { return threadIdx.x / 128 * 64; }
+__device__ __forceinline__ int warp_column() { return threadIdx.x / 32 % 4 * 32; }
+
+// An operand lies either along the inner dimension, 128 lines of 32 values, or across it, 32 lines of
+// 128. A thread copies 16 bytes of two lines in each stage: `at(i, step)` says from where, and
+// `holds(i, step)` whether they are within the operand; outside of it there are zeros.
+template <bool across>
+__device__ __forceinline__ int own_line(int i) {
+  return across ? threadIdx.x / 16 + 16 * i : threadIdx.x / 4 + 64 * i;
+}
+template <bool across>
+__device__ __forceinline__ int own_chunk() {
+  return threadIdx.x % (across ? 16 : 4);
+}
+
+template <bool across, typename Operand>
+__device__ __forceinline__ void copy_operand(unsigned char* to, const Operand& operand, int step) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    copy16_async(smem_address(to) + swizzled<across ? 256 : 64>(own_line<across>(i), own_chunk<across>()),
+                 operand.at(i, step), operand.holds(i, step) ? 16 : 0);
+  }
+}
+
+template <bool a_across, bool b_across>
+__device__ __forceinline__ void multiply_stage(const unsigned char* a, const unsigned char* b,
+                                               GemmSums& d) {
+  const int lane = threadIdx.x % 32, octet = lane % 8, low = lane / 8 % 2, high = lane / 16;
+#pragma unroll 1
+  for (int inner = 0; inner < gemm_inner; inner += 16) {
+    uint32 of_b[2][4];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int column = warp_column() + 16 * j;
+      if (b_across)
+        load_matrices_transposed(of_b[j], smem_address(b) + swizzled<256>(inner + low * 8 + octet,
+                                                                      column / 8 + high));
+      else
+        load_matrices(of_b[j], smem_address(b) + swizzled<64>(column + high * 8 + octet,
+                                                          inner / 8 + low));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = warp_row() + 16 * i;
+      uint32 of_a[4];
+      if (a_across)
+        load_matrices_transposed(of_a, smem_address(a) + swizzled<256>(inner + high * 8 + octet,
+                                                                      row / 8 + low));
+      else
+        load_matrices(of_a, smem_address(a) + swizzled<64>(row + low * 8 + octet,
+                                                          inner / 8 + high));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) mma(d[i][j], of_a, of_b[j / 2][j % 2 * 2], of_b[j / 2][j % 2 * 2 + 1]);
+    }
+  }
+}
+
+// Adds the products over `length` of the inner dimension.
+template <bool a_across, bool b_across, typename A, typename B>
+__device__ __forceinline__ void multiply(GemmShared& shared, int length, const A& a, const B& b,
+                                         GemmSums& d) {
+  const int steps = (length + gemm_inner - 1) / gemm_inner;
+  const auto copy = [&](int step) {
+    if (step < steps) {
+      copy_operand<a_across>(shared.a[step % gemm_stages], a, step);
+      copy_operand<b_across>(shared.b[step % gemm_stages], b, step);
+    }
+    copy_commit();  // empty at the end, to keep the count
+  };
+#pragma unroll
+  for (int step = 0; step < gemm_stages - 1; ++step) copy(step);
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    copy_wait<gemm_stages - 2>();
+    // All threads' copies of this step have arrived, and the stage of the step before is free.
+    __syncthreads();
+    copy(step + gemm_stages - 1);
+    multiply_stage<a_across, b_across>(shared.a[step % gemm_stages], shared.b[step % gemm_stages], d);
+  }
+  __syncthreads();  // the ring is free
+}
+
+// Lines along the inner dimension.
+struct Along {
+  const element* line[2];  // this thread's chunk of the first stage
+  int left[2];          // values from there on; not positive: none
+
+  // `line_of(line)`: where a line of the tile begins, or null.
+  template <typename LineOf>
+  __device__ __forceinline__ Along(const element* matrix, int length, const LineOf& line_of) {
+    const int first = own_chunk<false>() * 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const element* own = line_of(own_line<false>(i));
+      line[i] = own == nullptr ? matrix : own + first;
+      left[i] = own == nullptr ? 0 : length - first;
+    }
+  }
+  __device__ __forceinline__ bool holds(int i, int step) const {
+    return step * gemm_inner < left[i];
+  }
+  __device__ __forceinline__ const element* at(int i, int step) const {
+    return line[i] + (holds(i, step) ? step * gemm_inner : 0);
+  }
+};
+
+// Lines across: line `inner` of a row-major matrix, or the one that `list` names, or `token` of that,
+// from `column` on.
+struct Across {
+  const element* matrix;
+  const uint32* list;  // or null
+  const int* token;    // or null
+  int length, columns, column;
+
+  __device__ __forceinline__ bool holds(int i, int step) const {
+    return step * gemm_inner + own_line<true>(i) < length && column + own_chunk<true>() * 8 < columns;
+  }
+  __device__ __forceinline__ const element* at(int i, int step) const {
+    if (!holds(i, step)) return matrix;
+    const int inner = step * gemm_inner + own_line<true>(i);
+    uint64 line = list == nullptr ? inner : list[inner];
+    if (token != nullptr) line = token[line];
+    return matrix + line * columns + column + own_chunk<true>() * 8;
+  }
+};
+
+// Claims the next work item, for all threads.
+__device__ __forceinline__ uint32 claim_item(GemmShared& shared, uint32* next) {
+  if (threadIdx.x == 0) shared.item = claim_next(next);
+  __syncthreads();
+  const uint32 item = shared.item;
+  __syncthreads();
+  return item;
+}
+
+// Waits until so many items are finished, by any block.
+__device__ __forceinline__ void await_items(const uint32* done, uint32 items) {
+  if (threadIdx.x == 0)
+    while (load_acquire(done) < items) pause();
+  __syncthreads();
+}
+
+__device__ __forceinline__ void finish_item(uint32* done) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  atomicAdd(done, 1);
+}
+
+// --- an FFN's products ---------------------------------------------------------------------------
+
 struct Weights {
   const element *first, *b_first, *second, *b_second;
   float threshold;
@@ -110,3 +280,5 @@ __device__ __forceinline__ void activations(GemmShared& shared, const Sizes& siz
   }
 }
 }  // namespace
+
+extern "C" __device__ const uint32 exported_shared_bytes = sizeof(GemmShared);

@@ -1,5 +1,5 @@
 // dense_rows_grad: the backward pass of the rows in the dense backup, and of those that it had no room
-// for (common/hybrid.cuh), by dense products (common/rows_gemm.cuh says how); after the gradients of the
+// for (common/hybrid.cuh), by dense products (common/dense_rows.cuh says how); after the gradients of the
 // ELL rows, to which it adds the weights'.
 //
 // A round goes through four phases: gate and up of rows that were not kept; ∇h = ∇y · W_downᵀ, + λ ·

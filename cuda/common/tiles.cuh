@@ -11,5 +11,5 @@ constexpr int control_words = 8;  // counters of a call, zeroed by the gate; eac
 constexpr int max_neurons = 65536;     // 16-bit numbers
 constexpr int max_blocks = 65536;      // of tokens, in the union format: 16-bit numbers
 constexpr int max_ell_width = 1024;    // of the hybrid format: what a list holds (common/walk.cuh)
-constexpr int dense_row_tile = 128;    // of the hybrid format's dense backup (common/rows_gemm.cuh)
+constexpr int dense_row_tile = 128;    // of the hybrid format's dense backup (common/dense_rows.cuh)
 constexpr int max_decode_tokens = 64;  // up to which no format is needed (common/decode.cuh)

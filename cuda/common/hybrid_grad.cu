@@ -8,17 +8,6 @@
 #include "common/activation.cuh"
 #include "common/hybrid.cuh"
 
-namespace {
-struct LowFactors {
-  const element* weights;
-  __device__ __forceinline__ float operator()(uint32 factor) const { return element_low(factor); }
-};
-struct HighFactors {
-  const element* weights;
-  __device__ __forceinline__ float operator()(uint32 factor) const { return element_high(factor); }
-};
-}  // namespace
-
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     hybrid_grad(const element* dy_MK, const uint32* word, const uint32* count, int width,
                 int rows_each, const element* up, const element* w_down_NK, const float* l1, int m,
@@ -54,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   const RowsByToken rows{nullptr, ell.first};
   const ColumnRange range = columns_of(ell.slice, slices, k);
   if (w_gate_NK != nullptr)
-    sum_rows(list, ell.rows, nullptr, k, range, dx_MK, rows, LowFactors{w_up_NK},
-             HighFactors{w_gate_NK});
+    sum_rows(list, ell.rows, nullptr, k, range, dx_MK, rows, Factors<element_low>{w_up_NK},
+             Factors<element_high>{w_gate_NK});
   else
-    sum_rows(list, ell.rows, nullptr, k, range, dx_MK, rows, LowFactors{w_up_NK});
+    sum_rows(list, ell.rows, nullptr, k, range, dx_MK, rows, Factors<element_low>{w_up_NK});
 }

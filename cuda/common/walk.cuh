@@ -187,12 +187,12 @@ __device__ __forceinline__ void add_list(float (&sum)[sum_chunks][8], const Entr
 // y[row] ← Σ over its entries of their factor, as `Source` reads it, times w[neuron], over all
 // sources; and bias (or null). `row_at(i)`: the row of y that is the i-th of `rows`. A `Source` has
 // `weights` (N, K) and turns the bits of a factor into a float.
-struct FloatFactors {
+template <float (*value_of)(uint32)>
+struct Factors {
   const element* weights;
-  __device__ __forceinline__ float operator()(uint32 factor) const {
-    return __uint_as_float(factor);
-  }
+  __device__ __forceinline__ float operator()(uint32 factor) const { return value_of(factor); }
 };
+using FloatFactors = Factors<__uint_as_float>;
 
 template <bool whole, typename... Source>
 __device__ __forceinline__ void sum_row(const Entry* entry, int entries, const element* bias, int k,

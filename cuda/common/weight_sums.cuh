@@ -1,11 +1,10 @@
 // The operands and the epilogue of the kernels for the weights' gradients, for every architecture
 // (weight_rows.cuh of sm80 and sm90).
 //
-// A unit's sums are two matrices, 32 neurons of a group × `columns`: of x the first is that of d_gate
+// A unit's sums are two matrices, 32 neurons of a group × `unit_columns`: of x the first is that of d_gate
 // and the second that of d_up; without a gate, and for dy, only the first is used. A `Tile` defines
 // which of them a thread holds, in addition to what row_sums.cuh requires:
 //
-//   columns             of a unit
 //   rows, row(r)        the rows of its matrix that it has part of; which neuron the r-th is
 //   eights, index(r, e) it has two neighbouring sums of that many eights of columns of each of its
 //                       rows: where the first of the two is
@@ -14,11 +13,10 @@
 //   batch               eights whose sums are fetched at a time, where they are added to
 //   number(twice)       of the thread among those that have sums; of one matrix, or of two
 #pragma once
-#include "common/row_sums.cuh"
 #include "common/weight_grad.cuh"
+#include "down.cuh"
 
-template <int unit_columns>
-struct GradArguments {
+struct Arguments {
   int k, n, slices;  // slices of x, and of dy
   bool gated;
   const element *x, *dy;
@@ -46,9 +44,9 @@ struct SumsPlace {
   float4* at;
   int stride;
 };
-template <typename Tile, typename Arguments>
+template <typename Tile>
 __device__ __forceinline__ SumsPlace sums_of(const Arguments& a, int slot, int slice) {
-  constexpr uint64 one = group_neurons * Tile::columns;
+  constexpr uint64 one = group_neurons * unit_columns;
   const uint64 of_x = a.gated ? 2 * one : one, of_slot = a.slices * (of_x + one);
   const uint64 of_slice = slice * of_x - (a.of_x(slice) ? 0 : (slice - a.slices) * (of_x - one));
   const bool twice = a.twice(slice);
@@ -57,21 +55,21 @@ __device__ __forceinline__ SumsPlace sums_of(const Arguments& a, int slot, int s
 }
 
 // Stores a part's sums in memory. Returns true for the last part: then `d` holds the sums of all parts.
-template <typename Tile, typename Arguments>
-__device__ __forceinline__ bool add_parts(bool& last, const Arguments& a, int slice, int slot,
-                                          int part, int parts, typename Tile::Values& d) {
+template <typename Tile>
+__device__ __forceinline__ bool add_parts(bool& last, const Arguments& a, int slice,
+                                          const Unit& unit, typename Tile::Values& d) {
   const bool used = a.twice(slice) || Tile::matrix() == 0;
   if (used) {
-    const SumsPlace own = sums_of<Tile>(a, slot, slice);
+    const SumsPlace own = sums_of<Tile>(a, unit.slot, slice);
     store_partial_sums<Tile>(own.at, own.stride, d);
   }
-  const int first = slot - part;
-  if (!is_last_part<Tile>(last, a.progress + arrived + first * 2 * a.slices + slice, parts))
+  const int first = unit.slot - unit.part;
+  if (!is_last_part<Tile>(last, a.progress + arrived + first * 2 * a.slices + slice, unit.parts))
     return false;
 #pragma unroll
   for (int i = 0; i < 4 * Tile::quads; ++i) Tile::at(d, i) = 0.0f;
   if (!used) return true;
-  for (int at = 0; at < parts; ++at) {
+  for (int at = 0; at < unit.parts; ++at) {
     const SumsPlace from = sums_of<Tile>(a, first + at, slice);
     add_partial_sums<Tile>(from.at, from.stride, d);
   }
@@ -120,13 +118,12 @@ __device__ __forceinline__ void store_row(element* to, int columns, Sum sum, int
 }
 
 // Where the gradients of a slice's first or second matrix go; if it has only one, both are that one.
-template <typename Arguments>
 __device__ __forceinline__ void* gradient_of(const Arguments& a, int slice, int matrix) {
   void* const up_or_down = a.of_x(slice) ? a.out_up : a.out_down;
   return a.twice(slice) && matrix == 0 ? a.out_gate : up_or_down;
 }
 
-template <typename Tile, typename Out, bool add, typename Arguments, typename Sum>
+template <typename Tile, typename Out, bool add, typename Sum>
 __device__ __forceinline__ void store_as(const Arguments& a, int group, int slice, Sum sum) {
   void* const to = gradient_of(a, slice, Tile::matrix());
   const int column = a.first_column(slice) + Tile::first_column();
@@ -139,7 +136,7 @@ __device__ __forceinline__ void store_as(const Arguments& a, int group, int slic
   }
 }
 
-template <typename Tile, bool add, typename Arguments, typename Sum>
+template <typename Tile, bool add, typename Sum>
 __device__ __forceinline__ void store_gradient(const Arguments& a, int group, int slice, Sum sum) {
   if (!a.twice(slice) && Tile::matrix() == 1) return;
   if (add || a.as_float)
@@ -149,9 +146,9 @@ __device__ __forceinline__ void store_gradient(const Arguments& a, int group, in
 }
 
 // Prefetches the sums that a unit adds to into L2 while its rows are gathered.
-template <typename Tile, typename Arguments>
+template <typename Tile>
 __device__ __forceinline__ void prefetch_sums(const Arguments& a, int group, int slice) {
-  constexpr int line = 128 / sizeof(float), lines = Tile::columns / line;
+  constexpr int line = 128 / sizeof(float), lines = unit_columns / line;
   const int matrices = a.twice(slice) ? 2 : 1;
   for (int i = Tile::thread(); i < matrices * group_neurons * lines; i += Tile::threads) {
     const int column = a.first_column(slice) + i % lines * line;

@@ -1,14 +1,11 @@
 // How weight_grad sums rows of x and dy on GPUs other than Hopper.
 #pragma once
 #include "common/weight_sums.cuh"
-#include "sm80/down.cuh"
 
 namespace {
-using Arguments = GradArguments<unit_columns>;
-
 // A warp holds 32 rows × 64 columns (ring.cuh): the first four warps have the first matrix.
 struct GradTile : Tile {
-  static constexpr int columns = unit_columns, rows = 4, eights = 8, batch = 4;
+  static constexpr int rows = 4, eights = 8, batch = 4;
   static __device__ __forceinline__ int index(int row, int eight) {
     return row / 2 * 32 + eight * 4 + row % 2 * 2;
   }
@@ -62,8 +59,7 @@ __device__ __forceinline__ void sum_units(Shared& shared, const Arguments& a, in
     else
       sum_rows<false>(shared, from, d, prefetch_next);
     const Unit unit = a.unit[own.index % units];  // not before: it would stay in registers
-    if (num_rows == 0 || unit.parts == 1 ||
-        add_parts<GradTile>(last, a, slice, unit.slot, unit.part, unit.parts, d))
+    if (num_rows == 0 || unit.parts == 1 || add_parts<GradTile>(last, a, slice, unit, d))
       store_gradient<GradTile, add>(a, unit.group, slice, [&](int i) { return Tile::at(d, i); });
   }
 }

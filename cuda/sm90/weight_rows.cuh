@@ -1,15 +1,12 @@
 // How weight_grad sums rows of x and dy on Hopper.
 #pragma once
-#include "sm90/down.cuh"
 #include "common/weight_sums.cuh"
 
 namespace {
-using Arguments = GradArguments<unit_columns>;
-
 // Two warpgroups hold 64 rows × 512 columns, each 256 columns, in the fragments of wgmma (wgmma.cuh):
 // rows 0–31 are the first matrix.
 struct GradTile : Tile {
-  static constexpr int columns = unit_columns, rows = 2, eights = 32, batch = 8;
+  static constexpr int rows = 2, eights = 32, batch = 8;
   static __device__ __forceinline__ int index(int row, int eight) { return 4 * eight + 2 * row; }
   static __device__ __forceinline__ int row(int number) {
     return threadIdx.x / 32 % 2 * 16 + threadIdx.x % 32 / 4 + 8 * number;
@@ -62,8 +59,7 @@ __device__ void consume(Shared& shared, const Arguments& a, int units) {
     }
     if (add) prefetch_sums<GradTile>(a, unit.group, slice);
     sum_steps(shared, pipeline, (own.b + stage_entries - 1) / stage_entries, d);
-    if (unit.parts == 1 ||
-        add_parts<GradTile>(last, a, slice, unit.slot, unit.part, unit.parts, d))
+    if (unit.parts == 1 || add_parts<GradTile>(last, a, slice, unit, d))
       store_gradient<GradTile, add>(a, unit.group, slice, [&](int i) { return d[i]; });
   }
 }

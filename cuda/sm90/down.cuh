@@ -124,8 +124,8 @@ __device__ __forceinline__ void sum_steps(Shared& shared, PipelineState<stages>&
     const uint32 b = smem_address(shared.w[pipeline.stage][consumer * 4]);
 #pragma unroll
     for (int s = 0; s < stage_entries / 16; ++s)
-      wgmma_n256<1, 1>(d, operand(a + 2048 * s, 0, 1024),
-                       operand(b + 2048 * s, panel_bytes, 1024), step > 0 || s > 0);
+      wgmma_n256<1>(d, operand(a + 2048 * s), operand(b + 2048 * s, panel_bytes),
+                    step > 0 || s > 0);
     wgmma_commit();
     wgmma_wait<1>();
     if (step > 0 && threadIdx.x % 128 == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);

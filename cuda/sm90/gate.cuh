@@ -213,11 +213,11 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
       const uint32 b = smem_address(shared.b[stage]);
 #pragma unroll
       for (int k = 0; k < row_bytes / 32; ++k) {  // one wgmma in either type
-        const uint64 of_a = operand(a + 32 * k, 0, 1024), of_b = operand(b + 32 * k, 0, 1024);
+        const uint64 of_a = operand(a + 32 * k), of_b = operand(b + 32 * k);
         if constexpr (in_e4m3)
           wgmma_n256_e4m3(d, of_a, of_b, step > 0 || k > 0);
         else
-          wgmma_n256<0, 0>(d, of_a, of_b, step > 0 || k > 0);
+          wgmma_n256<0>(d, of_a, of_b, step > 0 || k > 0);
       }
       wgmma_commit();
       // The products of the step before have read their stage: both blocks may fill it again.

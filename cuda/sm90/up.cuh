@@ -145,8 +145,7 @@ __device__ void consume(Shared& shared, const Op& op, int steps) {
       const uint32 w = smem_address(shared.w[pipeline.stage] + consumer * 128 * tile_k);
 #pragma unroll
       for (int k = 0; k < tile_k / 16; ++k)
-        wgmma_n128(d, operand(x + 32 * k, 0, 1024), operand(w + 32 * k, 0, 1024),
-                   step > 0 || k > 0);
+        wgmma_n128(d, operand(x + 32 * k), operand(w + 32 * k), step > 0 || k > 0);
       wgmma_commit();
       if (step == steps / 2) {  // the names are here by now, and this will be in time
 #pragma unroll

@@ -6,12 +6,11 @@
 #include "common/element.cuh"
 
 // Descriptor of an operand tile. `start` is 16-byte aligned within a 1024-byte aligned tile.
-// K-major (rows of 64 k, 128 bytes): `group` = 1024, the bytes from 8 rows to the next 8; `panel`
-// is not used. MN-major (rows of 64 m or n, 128 bytes, one per k): `group` as before, `panel` the
-// bytes from 64 m or n to the next 64.
-__device__ __forceinline__ uint64 operand(uint32 start, uint32 panel, uint32 group) {
-  constexpr uint64 swizzle_128b = 1ull << 62;
-  return swizzle_128b | (static_cast<uint64>(group >> 4) << 32) |
+// K-major (rows of 64 k, 128 bytes): `panel` is not used. MN-major (rows of 64 m or n, 128 bytes,
+// one per k): `panel` is the bytes from 64 m or n to the next 64.
+__device__ __forceinline__ uint64 operand(uint32 start, uint32 panel = 0) {
+  constexpr uint64 swizzle_128b = 1ull << 62, from_8_rows_to_the_next = 8 * 128;
+  return swizzle_128b | from_8_rows_to_the_next >> 4 << 32 |
          (static_cast<uint64>(panel >> 4) << 16) | ((start & 0x3ffffu) >> 4);
 }
 
@@ -55,14 +54,15 @@ __device__ __forceinline__ void wgmma_n128(float (&d)[64], uint64 a, uint64 b, i
       : "l"(a), "l"(b), "r"(accumulate));
 }
 
-template <int transpose_a, int transpose_b>
+// `transposed`: 1 if both operands are MN-major.
+template <int transposed>
 __device__ __forceinline__ void wgmma_n256(float (&d)[128], uint64 a, uint64 b, int accumulate) {
   asm volatile(
       "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32." ELEMENT "." ELEMENT " {" SUMS_128 "}, "
-      "%128, %129, accumulate, 1, 1, %131, %132;\n}"
+      "%128, %129, accumulate, 1, 1, %131, %131;\n}"
       : OPERANDS_64(d, 0), OPERANDS_64(d, 64)
-      : "l"(a), "l"(b), "r"(accumulate), "n"(transpose_a), "n"(transpose_b));
+      : "l"(a), "l"(b), "r"(accumulate), "n"(transposed));
 }
 
 // The same of m64n256k32: both operands e4m3, K-major (rows of 128 k).

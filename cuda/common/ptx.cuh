@@ -74,13 +74,6 @@ __device__ __forceinline__ bool is_last_block(bool& last, uint32* finished) {
 
 __device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 64;" ::: "memory"); }
 
-// --- barriers ------------------------------------------------------------------------------------
-
-// A barrier among `threads` threads of the block, apart from __syncthreads (which is number 0).
-__device__ __forceinline__ void named_barrier(uint32 number, uint32 threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 // --- cp.async ------------------------------------------------------------------------------------
 
 // Begins to bring the 128-byte line of an address from memory to L2.

@@ -178,7 +178,10 @@ struct Tile {
   static constexpr int quads = 32, threads = block_threads - producer_threads;
   static __device__ __forceinline__ float& at(Values& d, int i) { return d[i]; }
   static __device__ __forceinline__ int thread() { return threadIdx.x - producer_threads; }
-  static __device__ __forceinline__ void sync() { named_barrier(1, threads); }
+  // __syncthreads is barrier 0, of all threads of the block.
+  static __device__ __forceinline__ void sync() {
+    asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
+  }
 };
 
 // `token_M`: the row of y that each token of a block is, or null where it is its number.

@@ -72,3 +72,12 @@ __device__ __forceinline__ uint32 pack_biased(float low, float high, const eleme
   }
   return pack_elements(low, high);
 }
+
+// Where the tokens are: rows of a matrix, and its map for TMA, which is used only if `row_of`, the row
+// of each token, is null.
+struct Tokens {
+  const TensorMap& map;
+  const element* x;
+  const int* row_of;
+  int m;
+};

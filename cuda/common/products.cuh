@@ -23,13 +23,4 @@ struct Part {
 
   __device__ __forceinline__ int start() const { return chunk * unit_members; }
 };
-
-// Where the tokens are: rows of a matrix, and its map for TMA, which is used only if `row_of`, the row
-// of each token, is null.
-struct Tokens {
-  const TensorMap& map;
-  const element* x;
-  const int* row_of;
-  int m;
-};
 }  // namespace

@@ -75,19 +75,13 @@ __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, 
   }
 }
 
-// Where the tokens' rows lie if they are not contiguous: each token's `row_of` (null: contiguous).
-struct ScatteredTokens {
-  const element* x;
-  const int* row_of;
-};
-
 constexpr int token_threads = 64;  // warps 0 and 3
 constexpr int token_copies = tile_m * 8 / token_threads;  // 16-byte chunks a thread and stage
 
 // `produce` with gathered tokens, by warps 0 and 3. Past the last token the last one is read again; its
 // results are cut off. k / 8 times the number of tokens is below 2³².
-__device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens, const TensorMap& w,
-                                  int m, uint32 k, int tiles_m, int tiles_n, int steps) {
+__device__ void produce_scattered(Shared& shared, const Tokens& tokens, const TensorMap& w,
+                                  uint32 k, int tiles_m, int tiles_n, int steps) {
   const uint32 rank = cluster_rank();
   const int own = threadIdx.x / 96 * 32 + threadIdx.x % 32, chunk = own % 8, first_row = own / 8;
   const uint32 to_thread = first_row * 128 + ((chunk ^ first_row) << 4);  // swizzled; rows 8 apart
@@ -97,7 +91,7 @@ __device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens,
     uint32 from[token_copies];  // in chunks
 #pragma unroll
     for (int i = 0; i < token_copies; ++i)
-      from[i] = tokens.row_of[min(tile.m + first_row + 8 * i, m - 1)] * (k / 8) + chunk;
+      from[i] = tokens.row_of[min(tile.m + first_row + 8 * i, tokens.m - 1)] * (k / 8) + chunk;
     for (int step = 0; step < steps; ++step, ++it) {
       const int stage = it % stages;
       mbarrier_wait(&shared.empty[stage], (it / stages & 1) ^ 1);
@@ -244,16 +238,15 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
   }
 }
 
-// The body of a kernel of `gate_threads` threads, in clusters; zeroes `control`. x_MK is not used
-// where tokens are scattered, which those in e4m3 never are.
+// The body of a kernel of `gate_threads` threads, in clusters; zeroes `control`. Tokens in e4m3 are
+// never scattered.
 template <typename Pack>
-__device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredTokens& tokens,
-                                         const TensorMap& w_NK, const Scales& scales,
-                                         const element* bias_N, int m, int n, int k,
+__device__ __forceinline__ void run_gate(const Tokens& tokens, const TensorMap& w_NK,
+                                         const Scales& scales, const element* bias_N, int n, int k,
                                          float threshold, uint32* control, const Pack& pack) {
   extern __shared__ unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
-  const int tiles_m = (m + tile_m * cluster - 1) / (tile_m * cluster);
+  const int m = tokens.m, tiles_m = (m + tile_m * cluster - 1) / (tile_m * cluster);
   const int tiles_n = (n + tile_n - 1) / tile_n;
   const int steps = (k + tile_k - 1) / tile_k;
   const bool scattered = !in_e4m3 && tokens.row_of != nullptr;
@@ -278,9 +271,9 @@ __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredT
     if (warp == 1 || warp == 2)
       pack_tiles(shared, warp - 1, tiles_m, tiles_n, pack);
     else if (scattered)
-      produce_scattered(shared, tokens, w_NK, m, k, tiles_m, tiles_n, steps);
+      produce_scattered(shared, tokens, w_NK, k, tiles_m, tiles_n, steps);
     else if (threadIdx.x == 0)
-      produce(shared, x_MK, w_NK, tiles_m, tiles_n, steps);
+      produce(shared, tokens.map, w_NK, tiles_m, tiles_n, steps);
   } else {
     registers_increase<224>();
     if (scattered)

@@ -52,6 +52,6 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gat
                const element* bias_N, int m, int n, int k, float threshold, int width, uint32* word,
                uint32* control, const float* x_scale_M, const float* w_scale_N) {
   const uint32 tiles = (n + tile_n - 1) / tile_n, words = width;
-  run_gate(x_MK, ScatteredTokens{}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, m, n, k, threshold,
-           control, PackTwell{m, words, tiles * words, word});
+  run_gate(Tokens{x_MK, nullptr, nullptr, m}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, n, k,
+           threshold, control, PackTwell{m, words, tiles * words, word});
 }

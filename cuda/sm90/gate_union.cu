@@ -53,6 +53,6 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gat
                const __grid_constant__ TensorMap w_NK, const element* bias_N, int m, int n, int k,
                float threshold, uint32* count, unsigned char* neuron, element* value,
                uint32* control, const float* x_scale_M, const float* w_scale_N) {
-  run_gate(map_of_x, ScatteredTokens{x_MK, token_M}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, m, n,
-           k, threshold, control, PackUnion{m, count, neuron, value});
+  run_gate(Tokens{map_of_x, x_MK, token_M, m}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, n, k,
+           threshold, control, PackUnion{m, count, neuron, value});
 }

@@ -16,11 +16,8 @@ struct WorkUnit {
 struct TileScheduler {
   static constexpr int claim_at = 8, look_up_at = 4, never = -1;  // stages left
   uint32* counter;
-  int num_units, due, index = 0;
+  int num_units, due = threadIdx.x == 0 ? claim_at : never, index = 0;
   WorkUnit ahead{-1, 0, 0};
-
-  __device__ TileScheduler(uint32* next_index, int units)
-      : counter(next_index), num_units(units), due(threadIdx.x == 0 ? claim_at : never) {}
 
   // Called before each stage with the number of stages that are left in the unit. `look_up(index)` reads
   // a unit's entry in the list. Threads other than 0 may call it; for them it does nothing.

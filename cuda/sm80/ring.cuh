@@ -66,7 +66,7 @@ struct UnitIterator : TileScheduler {
   int turn = 0;
 
   __device__ UnitIterator(WorkUnit (&handed)[2], uint32* next_index, int units)
-      : TileScheduler(next_index, units), shared(handed) {}
+      : TileScheduler{next_index, units}, shared(handed) {}
   // All threads have finished the unit before.
   template <typename LookUp>
   __device__ WorkUnit next(LookUp look_up) {

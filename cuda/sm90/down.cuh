@@ -101,7 +101,7 @@ __device__ void produce(Shared& shared, const Op& op, uint32 columns, int units_
                        const SumWork& work) {
   PipelineState<stages> pipeline;
   const auto look_up = [&](int index) { return work.order[index / units_k]; };
-  UnitIterator iterator(shared.queue, work.control + next_down, work.control[num_parts] * units_k);
+  UnitIterator iterator{{shared.queue}, {work.control + next_down, work.control[num_parts] * units_k}};
   for (WorkUnit unit; (unit = iterator.next(look_up)).index >= 0;) {
     const int block = block_of(unit.a), column = unit.index % units_k * unit_columns;
     const int first = split_of(unit.a) == 0 ? 0 : work.split[split_of(unit.a) - 1].x;
@@ -192,7 +192,7 @@ __device__ void consume(Shared& shared, int num_sources, int m, int k, int units
   const int first_row = threadIdx.x / 32 % 4 * 16;
   float d[128];
   PipelineState<stages> pipeline;
-  UnitReader iterator(shared.queue);
+  UnitReader iterator{shared.queue};
   for (WorkUnit unit; (unit = iterator.next()).index >= 0;) {
     const int entries = unit.b, slice = unit.index % units_k;
     Output unit_y{y, bias, k, slice * unit_columns + consumer * 256};

@@ -50,7 +50,6 @@ struct UnitReader {
   UnitQueue& queue;
   int it = 0;
 
-  __device__ explicit UnitReader(UnitQueue& from) : queue(from) {}
   __device__ int place() const { return it % UnitQueue::depth; }
   __device__ int parity() const { return it / UnitQueue::depth & 1; }
   __device__ WorkUnit next() {
@@ -64,9 +63,6 @@ struct UnitReader {
 
 // The work units as a producer thread sees them: thread 0 schedules them, the others read the queue.
 struct UnitIterator : UnitReader, TileScheduler {
-  __device__ UnitIterator(UnitQueue& to, uint32* next_index, int units)
-      : UnitReader(to), TileScheduler(next_index, units) {}
-
   template <typename LookUp>
   __device__ WorkUnit next(LookUp look_up) {
     if (threadIdx.x != 0) return UnitReader::next();

@@ -89,7 +89,7 @@ __device__ void produce(Shared& shared, const Op& op, const Tokens& tokens, cons
                         uint32 k, int steps, const uint2* unit, uint32* control) {
   PipelineState<stages> pipeline;
   const auto look_up = [&](int index) { return unit[index]; };
-  UnitIterator iterator(shared.queue, control + next_up, control[num_units]);
+  UnitIterator iterator{{shared.queue}, {control + next_up, control[num_units]}};
   for (WorkUnit own; (own = iterator.next(look_up)).index >= 0;) {
     const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_members;
     const int entries = own.b;
@@ -128,7 +128,7 @@ __device__ void consume(Shared& shared, const Op& op, int steps) {
   const int consumer = threadIdx.x / 128 - 1;
   float d[64];
   PipelineState<stages> pipeline;
-  UnitReader iterator(shared.queue);
+  UnitReader iterator{shared.queue};
   for (WorkUnit own; (own = iterator.next()).index >= 0;) {
     const Part part{static_cast<int>(own.a >> 16), static_cast<int>(own.a & 0xffffu),
                     static_cast<int>(own.b)};

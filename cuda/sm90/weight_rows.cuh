@@ -32,7 +32,7 @@ __device__ void produce(Shared& shared, const Arguments& a, int units) {
   PipelineState<stages> pipeline;
   const int values = a.row_values();
   const auto look_up = [&](int index) { return a.work[index % units]; };
-  UnitIterator iterator(shared.queue, a.progress + next_unit, units * 2 * a.slices);
+  UnitIterator iterator{{shared.queue}, {a.progress + next_unit, units * 2 * a.slices}};
   for (WorkUnit unit; (unit = iterator.next(look_up)).index >= 0;) {
     const int slice = unit.index / units;
     const bool of_x = a.of_x(slice);
@@ -49,7 +49,7 @@ __device__ void consume(Shared& shared, const Arguments& a, int units) {
   __shared__ bool last;
   float d[128];
   PipelineState<stages> pipeline;
-  UnitReader iterator(shared.queue);
+  UnitReader iterator{shared.queue};
   for (WorkUnit own; (own = iterator.next()).index >= 0;) {
     const int slice = own.index / units;
     const Unit unit = a.unit[own.index % units];

@@ -227,8 +227,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 2)
     decode_down(const element* w_NK, const element* bias_K, int m, int n, int k, int sections,
                 int stride, const uint32* count, const uint16* neuron, const element* value,
                 element* y_MK, uint32* observed) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  Shared& shared = dynamic_shared<Shared>();
   admit_next_kernel();
   await_previous_kernel();
   const Input in{count, neuron, value, w_NK, sections, stride, n, k};

@@ -429,8 +429,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
                 const element* w_up_NK, const element* bias_up_N, const element* w_down_NK,
                 uint32 m, uint32 n, uint32 k, float threshold, int relu_up, uint32 stride,
                 uint32* count, uint16* neuron, element* value, const float* scale_N) {
-  extern __shared__ __align__(16) unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  Shared& shared = dynamic_shared<Shared>();
   admit_next_kernel();
   await_previous_kernel();
   const uint32 first = first_neuron(blockIdx.x, gridDim.x, n);

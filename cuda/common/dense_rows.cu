@@ -94,8 +94,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, blocks_each)
                const uint32* list, uint32* control, int room, element* h, const int* token,
                element* y_MK, element* gate, element* up, int backup, float* l1, uint32* fired_N,
                uint32* fired_bits, uint64* union_sum) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  GemmShared& shared = *reinterpret_cast<GemmShared*>(raw);
+  GemmShared& shared = dynamic_shared<GemmShared>();
   await_previous_kernel();
   const Sizes size{n, k};
   const Weights w{first_NK, b_first_N, second_NK, b_second_N, threshold, relu_up != 0};

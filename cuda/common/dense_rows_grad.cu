@@ -138,8 +138,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
                     int room, const element* gate, const element* up, int backup,
                     element* scratch_gate, element* scratch_up, element* scratch_h, element* dx_MK,
                     int is_float, void* up_NK, void* gate_NK, void* out_down_NK) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  GemmShared& shared = *reinterpret_cast<GemmShared*>(raw);
+  GemmShared& shared = dynamic_shared<GemmShared>();
   await_previous_kernel();
   const uint32 count = counted[num_overflowed];
   if (count == 0) return;

@@ -96,9 +96,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, blocks_each)
                 int gated, const Member* member, const uint2* piece, const Unit* unit,
                 const uint32* control, uint2* work, const int* token_M, uint32* piece_x,
                 uint32* piece_dy, element* piece_values) {
-  extern __shared__ __align__(128) unsigned char raw[];
   await_previous_kernel();
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  Shared& shared = dynamic_shared<Shared>();
   const Matrices m{d_gate, d_up, gate, up, gated != 0};
   const int units = control[total_units], last = (units - 1) / num_threads * num_threads;
 

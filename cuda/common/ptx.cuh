@@ -25,6 +25,13 @@ __device__ __forceinline__ uint32 swizzled(int row, int chunk) {
   return row * row_bytes + ((chunk ^ row / (8 / banks) % banks) << 4);
 }
 
+// The dynamic shared memory of a block of threads.
+template <typename Shared>
+__device__ __forceinline__ Shared& dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char raw[];
+  return *reinterpret_cast<Shared*>(raw);
+}
+
 // --- kernels that overlap ------------------------------------------------------------------------
 
 // Waits until the kernel before in the stream has ended and its writes are visible. Every kernel

@@ -77,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(threads, blocks_each)
                   int m, uint64 capacity, uint32* offset, uint32* neuron, uint64* mask,
                   element* columns, uint32* fired_N, const int* token_M, uint32* nnz_M,
                   unsigned long long* needed, float* l1) {
-  extern __shared__ __align__(16) unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  Shared& shared = dynamic_shared<Shared>();
   admit_next_kernel();
   await_previous_kernel();
   const int blocks = (m + block_tokens - 1) / block_tokens;

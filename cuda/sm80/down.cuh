@@ -175,9 +175,8 @@ __device__ __forceinline__ void store(const Sums& d, const element* bias, const 
 template <typename Op>
 __device__ __forceinline__ void run(const Op& op, const element* bias_K, int m, int k,
                                     const SumWork& work, const int* token_M, element* y_MK) {
-  extern __shared__ __align__(128) unsigned char raw[];
   __shared__ bool last;
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  Shared& shared = dynamic_shared<Shared>();
   await_previous_kernel();
   const int warp = threadIdx.x / 32, units_k = (k + unit_columns - 1) / unit_columns;
   const auto look_up = [&](int index) { return work.order[index / units_k]; };

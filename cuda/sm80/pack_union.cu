@@ -91,8 +91,7 @@ __device__ __forceinline__ void write_members(const Shared& shared, uint32 fired
 extern "C" __global__ void __launch_bounds__(block_threads)
     pack_union(const element* gate_MN, float threshold, int m, int n, uint32* count,
                unsigned char* neuron, element* value, uint32* control) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  Shared& shared = dynamic_shared<Shared>();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int tiles_n = (n + tile_neurons - 1) / tile_neurons;
   const int block = blockIdx.x / tiles_n, tile = blockIdx.x % tiles_n;

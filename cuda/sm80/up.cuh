@@ -148,8 +148,7 @@ __device__ __forceinline__ void finish(const Op& op, const Part& part, const Sum
 template <typename Op>
 __device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const element* w_NK, int k,
                                     const uint2* unit, uint32* control) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  Shared& shared = dynamic_shared<Shared>();
   await_previous_kernel();
   const int steps = (k + stage_inner - 1) / stage_inner;
   const auto look_up = [&](int index) { return unit[index]; };

@@ -65,8 +65,7 @@ __device__ __forceinline__ void sum_units(Shared& shared, const Arguments& a, in
 }
 
 __device__ __forceinline__ void run(const Arguments& a, const uint32* control, bool adds) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  Shared& shared = dynamic_shared<Shared>();
   await_previous_kernel();
   const int units = control[total_units];
   if (adds)

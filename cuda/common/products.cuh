@@ -13,6 +13,7 @@
 //   shifts, shift()   whether there is something to add to every sum, before it is rounded, and what
 #pragma once
 #include "common/columns.cuh"
+#include "common/tile_scheduler.cuh"
 
 namespace {
 constexpr int part_warps = 8;
@@ -21,6 +22,8 @@ constexpr int part_warps = 8;
 struct Part {
   int block, chunk, members;  // there may be more than 256 from there on
 
+  __device__ __forceinline__ Part(const WorkUnit& unit)
+      : block(unit.a >> 16), chunk(unit.a & 0xffffu), members(unit.b) {}
   __device__ __forceinline__ int start() const { return chunk * unit_members; }
 };
 }  // namespace

@@ -154,8 +154,8 @@ __device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const el
   const auto look_up = [&](int index) { return unit[index]; };
   UnitIterator iterator(shared.unit, control + next_up, control[num_units]);
   for (WorkUnit own; (own = iterator.next(look_up)).index >= 0;) {
-    const Part part{static_cast<int>(own.a >> 16), static_cast<int>(own.a & 0xffffu),
-                    min(static_cast<int>(own.b), unit_members)};
+    Part part(own);
+    part.members = min(part.members, unit_members);
     const int groups = (part.members - threadIdx.x / 32 % 4 * 16 + group_step - 1) / group_step;
     Source from = source_of(op, part, tokens, w_NK, k);
     Sums d = {};

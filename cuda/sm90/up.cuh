@@ -91,9 +91,9 @@ __device__ void produce(Shared& shared, const Op& op, const Tokens& tokens, cons
   const auto look_up = [&](int index) { return unit[index]; };
   UnitIterator iterator{{shared.queue}, {control + next_up, control[num_units]}};
   for (WorkUnit own; (own = iterator.next(look_up)).index >= 0;) {
-    const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_members;
-    const int entries = own.b;
-    const uint32* members = op.members(block) + start;
+    const Part part(own);
+    const int block = part.block, entries = part.members;
+    const uint32* members = op.members(block) + part.start();
     Sources from;
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
@@ -130,8 +130,7 @@ __device__ void consume(Shared& shared, const Op& op, int steps) {
   PipelineState<stages> pipeline;
   UnitReader iterator{shared.queue};
   for (WorkUnit own; (own = iterator.next()).index >= 0;) {
-    const Part part{static_cast<int>(own.a >> 16), static_cast<int>(own.a & 0xffffu),
-                    static_cast<int>(own.b)};
+    const Part part(own);
     uint32 name[members_lane];
 #pragma unroll
     for (int j = 0; j < members_lane; ++j)

@@ -94,7 +94,7 @@ __device__ __forceinline__ void mark_pieces(uint2* piece, int first, int end, ui
 // A lane's neuron in eight token blocks, of which the first is `block`: its columns + 1, or 0.
 __device__ __forceinline__ void load_columns(uint32 (&column)[warp_blocks], const uint32* line,
                                              int block, int blocks) {
-  uint4 four[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+  uint4 four[2] = {};
   if (line != nullptr && block < blocks) {
     four[0] = reinterpret_cast<const uint4*>(line + block)[0];
     four[1] = reinterpret_cast<const uint4*>(line + block)[1];

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(threads)
       const uint32 own = tile < tiles_n ? count[block * tiles_n + tile] : 0;
       const uint32 sum = sum_to_lane(own);
       if (tile < tiles_n) start[tile + 1] = before + sum;
-      before += __shfl_sync(0xffffffffu, sum, 31);
+      before += __shfl_sync(~0u, sum, 31);
     }
     if (lane == 0) {
       start[0] = 0;

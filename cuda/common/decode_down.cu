@@ -36,7 +36,6 @@ struct Shared {
 };
 
 struct Input {
-  const uint32* count;
   const uint16* neuron;
   const element* value;
   const element* w;
@@ -230,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 2)
   Shared& shared = dynamic_shared<Shared>();
   admit_next_kernel();
   await_previous_kernel();
-  const Input in{count, neuron, value, w_NK, sections, stride, n, k};
+  const Input in{neuron, value, w_NK, sections, stride, n, k};
   uint32 own = 0;
   uint4 pairs[speculative / 8] = {};
   if (threadIdx.x < sections) {

@@ -84,11 +84,10 @@ __device__ __forceinline__ uint32 next_chunk(uint32 chunk) {
   return chunk % 2 == 0 ? chunk + 1 : chunk + 2 * num_warps - 1;
 }
 
-// This lane's copies, in the order of use: one chunk of up to `tiles_at_once` tiles, then the next chunk;
+// This lane's copies, in the order of use: one chunk of up to `max_tiles` tiles, then the next chunk;
 // after the last one the next tiles.
 template <typename Weight, int octets>
 struct Copies {
-  static constexpr int tiles_at_once = max_tiles<octets>;
   static constexpr int chunk_k = chunk_of<Weight>, lane_k = chunk_k / 4;
   const Rows<Weight>& rows;
   const uint32 k, ring;  // address of this lane's 16 bytes
@@ -103,7 +102,7 @@ struct Copies {
         ring(smem_address(&shared.ring[threadIdx.x / 32][0][0][threadIdx.x % 32])),
         w(rows.w + threadIdx.x % 4 * lane_k) {
     num_tiles = chunk * chunk_k < k ? (rows.num + tile_rows - 1) / tile_rows : 0;
-    tiles = min(tiles_at_once, num_tiles);
+    tiles = min(max_tiles<octets>, num_tiles);
     point();
 #pragma unroll 1
     for (int ahead = 0; ahead < slots; ++ahead) next();
@@ -142,7 +141,7 @@ struct Copies {
       if (!same_tiles) {
         chunk = first_chunk();
         first_tile += tiles;
-        tiles = min(tiles_at_once, num_tiles - first_tile);
+        tiles = min(max_tiles<octets>, num_tiles - first_tile);
       }
     }
     point();

@@ -23,24 +23,15 @@
 #include "common/walk.cuh"
 
 namespace {
-// The rows of an ELL matrix that a block of threads computes: `rows`, from `first` on.
+// The rows of an ELL matrix that a block of threads computes: `rows`, from `first_row` on.
 struct Ell : Share {
   const uint32 *word, *count;
   uint32 width;
-  int first, rows;
-
-  __device__ __forceinline__ Ell(const uint32* words, const uint32* counts, int ell_width,
-                                 int rows_each, int m)
-      : Share(rows_each, m),
-        word(words),
-        count(counts),
-        width(ell_width),
-        first(row_block * rows_each),
-        rows(min(rows_each, m - first)) {}
+  int first_row = row_block * rows_each, rows = min(rows_each, m - first_row);
 
   // Where the j-th non-zero of one of its rows lies.
   __device__ __forceinline__ uint64 at(int row, uint32 j) const {
-    return static_cast<uint64>(first + row) * width + j;
+    return static_cast<uint64>(first_row + row) * width + j;
   }
 };
 
@@ -51,7 +42,7 @@ __device__ __forceinline__ void concatenate_rows(List& list, const Ell& ell, con
     uint32 total = 0;
     for (int row = 0; row < ell.rows; ++row) {
       list.first[row] = total;
-      total += ell.count[ell.first + row];
+      total += ell.count[ell.first_row + row];
     }
     list.first[ell.rows] = total;
   }

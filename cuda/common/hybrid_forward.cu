@@ -24,9 +24,9 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
               const element* w_up_NK, int m, int k, element* up, float* l1) {
   __shared__ List list;
   await_previous_kernel();
-  const Ell ell(word, count, width, rows_each, m);
+  const Ell ell{{rows_each, m}, word, count, static_cast<uint32>(width)};
   concatenate_rows(list, ell, [&](uint64) { return 0u; });
-  dot_rows(list, ell.rows, x_MK, RowsByToken{nullptr, ell.first}, w_up_NK, k);
+  dot_rows(list, ell.rows, x_MK, RowsByToken{nullptr, ell.first_row}, w_up_NK, k);
   __syncthreads();
   float sum = 0.0f;
   each_entry(list, ell, [&](const Entry& entry, uint64 place) {
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
                 element* y_MK) {
   __shared__ List list;
   await_previous_kernel();
-  const Ell ell(word, count, width, rows_each, m);
+  const Ell ell{{rows_each, m}, word, count, static_cast<uint32>(width)};
   const bool gated = up != nullptr;
   concatenate_rows(list, ell, [&](uint64 place) {
     const uint32 own = ell.word[place];
@@ -57,5 +57,5 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     store_sum(sum, l1 + ell.row_block);
   }
   sum_rows(list, ell.rows, nullptr, k, columns_of(ell.slice, slices, k), y_MK,
-           RowsByToken{token, ell.first}, FloatFactors{w_down_NK});
+           RowsByToken{token, ell.first_row}, FloatFactors{w_down_NK});
 }

@@ -14,10 +14,10 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
                 int k, const int* token, uint32* pair) {
   __shared__ List list;
   await_previous_kernel();
-  const Ell ell(word, count, width, rows_each, m);
+  const Ell ell{{rows_each, m}, word, count, static_cast<uint32>(width)};
   const float lambda = *l1;
   concatenate_rows(list, ell, [&](uint64) { return 0u; });
-  dot_rows(list, ell.rows, dy_MK, RowsByToken{token, ell.first}, w_down_NK, k);
+  dot_rows(list, ell.rows, dy_MK, RowsByToken{token, ell.first_row}, w_down_NK, k);
   __syncthreads();
   each_entry(list, ell, [&](const Entry& entry, uint64 place) {
     const float gate = word_value(entry.word), sum = __uint_as_float(entry.factor);
@@ -38,9 +38,9 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
                   int slices, element* dx_MK) {
   __shared__ List list;
   await_previous_kernel();
-  const Ell ell(word, count, width, rows_each, m);
+  const Ell ell{{rows_each, m}, word, count, static_cast<uint32>(width)};
   concatenate_rows(list, ell, [&](uint64 place) { return pair[place]; });
-  const RowsByToken rows{nullptr, ell.first};
+  const RowsByToken rows{nullptr, ell.first_row};
   const ColumnRange range = columns_of(ell.slice, slices, k);
   if (w_gate_NK != nullptr)
     sum_rows(list, ell.rows, nullptr, k, range, dx_MK, rows, Factors<element_low>{w_up_NK},

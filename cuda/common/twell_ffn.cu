@@ -76,9 +76,9 @@ __device__ __forceinline__ int concatenate_rows(Shared& shared, const Twell& twe
 }
 
 // Stores the number of non-zeros and the list of rows that are left to dense_rows.
-__device__ __forceinline__ void report(const Shared& shared, const Twell& twell, int first_row,
-                                       int m, int row_blocks, uint32* control,
-                                       uint32* overflowed, uint32* observed) {
+__device__ __forceinline__ void report(const Shared& shared, const Share& share, const Twell& twell,
+                                       uint32* control, uint32* overflowed, uint32* observed) {
+  const int first_row = share.row_block * share.rows_each;
   if (threadIdx.x < twell.rows && shared.nonzeros[threadIdx.x] > list_capacity)
     overflowed[atomicAdd(control + num_overflowed, 1)] = first_row + threadIdx.x;
   if (threadIdx.x != 0) return;
@@ -89,8 +89,8 @@ __device__ __forceinline__ void report(const Shared& shared, const Twell& twell,
   if (observed == nullptr) return;
   __threadfence();
   // Host memory, which the host reads asynchronously.
-  if (atomicAdd(control + num_finished, 1) == row_blocks - 1)
-    *observed = static_cast<uint32>(atomicAdd(nonzeros, 0ull) / m);
+  if (atomicAdd(control + num_finished, 1) == share.row_blocks - 1)
+    *observed = static_cast<uint32>(atomicAdd(nonzeros, 0ull) / share.m);
 }
 
 // h = gate * (up + bias), rounded as a dense model rounds both.
@@ -119,12 +119,11 @@ __device__ __forceinline__ void each_list(Shared& shared, const Twell& twell, co
   }
 }
 
-__device__ __forceinline__ Twell rows_of(uint32* word, int width, int tiles_n, int rows_each,
-                                         const Share& share, int m) {
-  const int first_row = share.row_block * rows_each;
+__device__ __forceinline__ Twell rows_of(const Share& share, uint32* word, int width, int tiles_n) {
+  const int first_row = share.row_block * share.rows_each;
   const uint64 row_words = static_cast<uint64>(tiles_n) * width;
   return {word + first_row * row_words, static_cast<uint32>(width), tiles_n,
-          min(rows_each, m - first_row)};
+          min(share.rows_each, share.m - first_row)};
 }
 }  // namespace
 
@@ -136,9 +135,9 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
              const element* w_up_NK, const element* b_up_N, int m, int k, int relu_up) {
   __shared__ Shared shared;
   await_previous_kernel();
-  const Share share(rows_each, m);
+  const Share share{rows_each, m};
   const int first_row = share.row_block * rows_each;
-  const Twell twell = rows_of(word, width, tiles_n, rows_each, share, m);
+  const Twell twell = rows_of(share, word, width, tiles_n);
   count_rows(shared, twell);
   each_list(shared, twell, [&](int row, int end) {
     dot_rows(shared.list, end - row, x_MK, RowsByToken{nullptr, first_row + row}, w_up_NK, k);
@@ -158,13 +157,12 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
                uint32* overflowed, uint32* observed, element* y_MK) {
   __shared__ Shared shared;
   await_previous_kernel();
-  const Share share(rows_each, m);
+  const Share share{rows_each, m};
   const int first_row = share.row_block * rows_each;
   const ColumnRange range = columns_of(share.slice, slices, k);
-  const Twell twell = rows_of(word, width, tiles_n, rows_each, share, m);
+  const Twell twell = rows_of(share, word, width, tiles_n);
   count_rows(shared, twell);
-  if (share.slice == 0)
-    report(shared, twell, first_row, m, share.row_blocks, control, overflowed, observed);
+  if (share.slice == 0) report(shared, share, twell, control, overflowed, observed);
   each_list(shared, twell, [&](int row, int end) {
     const RowsByToken at{nullptr, first_row + row};
     sum_rows(shared.list, end - row, b_down_K, k, range, y_MK, at, FloatFactors{w_down_NK});

@@ -212,15 +212,12 @@ __device__ __forceinline__ void sum_row(const Entry* entry, int entries, const e
   }
 }
 
-// What a block of threads computes: rows, and one of the slices of the columns. Rows vary fastest, so
-// that all blocks of threads that run at a time are at the same slice.
+// What a block of threads computes: `rows_each` of m rows, and one of the slices of the columns. Rows vary
+// fastest, so that all blocks of threads that run at a time are at the same slice.
 struct Share {
-  int row_blocks, row_block, slice;
-
-  __device__ __forceinline__ Share(int rows_each, int m)
-      : row_blocks((m + rows_each - 1) / rows_each),
-        row_block(blockIdx.x % row_blocks),
-        slice(blockIdx.x / row_blocks) {}
+  int rows_each, m;
+  int row_blocks = (m + rows_each - 1) / rows_each;
+  int row_block = blockIdx.x % row_blocks, slice = blockIdx.x / row_blocks;
 };
 
 // The columns of a product that a launch computes; a warp takes `sum_columns` of a row at a time.

@@ -34,24 +34,33 @@ __device__ __forceinline__ bool is_last_part(bool& last, uint32* arrived, int pa
   return last;
 }
 
+// Where a thread keeps its sums of one part, by four, and after how many fours the next ones lie.
+struct SumsPlace {
+  float4* at;
+  int stride;
+};
+
 template <typename Tile>
-__device__ __forceinline__ void store_partial_sums(float4* to, int stride,
-                                                   typename Tile::Values& d) {
+__device__ __forceinline__ void store_sums(const SumsPlace& to, typename Tile::Values& d) {
 #pragma unroll
   for (int i = 0; i < Tile::quads; ++i)
-    __stcg(to + i * stride, make_float4(Tile::at(d, 4 * i), Tile::at(d, 4 * i + 1),
-                                        Tile::at(d, 4 * i + 2), Tile::at(d, 4 * i + 3)));
+    __stcg(to.at + i * to.stride, make_float4(Tile::at(d, 4 * i), Tile::at(d, 4 * i + 1),
+                                              Tile::at(d, 4 * i + 2), Tile::at(d, 4 * i + 3)));
 }
-template <typename Tile>
-__device__ __forceinline__ void add_partial_sums(const float4* from, int stride,
-                                                 typename Tile::Values& d) {
+
+// Adds the sums of all parts to `d`, in their order; `place_of(part)` is where those of one are.
+template <typename Tile, typename PlaceOf>
+__device__ __forceinline__ void add_sums(int parts, PlaceOf place_of, typename Tile::Values& d) {
+  for (int part = 0; part < parts; ++part) {
+    const SumsPlace from = place_of(part);
 #pragma unroll
-  for (int i = 0; i < Tile::quads; ++i) {
-    const float4 more = __ldcg(from + i * stride);
-    Tile::at(d, 4 * i) += more.x;
-    Tile::at(d, 4 * i + 1) += more.y;
-    Tile::at(d, 4 * i + 2) += more.z;
-    Tile::at(d, 4 * i + 3) += more.w;
+    for (int i = 0; i < Tile::quads; ++i) {
+      const float4 more = __ldcg(from.at + i * from.stride);
+      Tile::at(d, 4 * i) += more.x;
+      Tile::at(d, 4 * i + 1) += more.y;
+      Tile::at(d, 4 * i + 2) += more.z;
+      Tile::at(d, 4 * i + 3) += more.w;
+    }
   }
 }
 
@@ -68,12 +77,11 @@ struct SumWork {
 __device__ __forceinline__ int block_of(uint32 word) { return word & 0xffffu; }
 __device__ __forceinline__ uint32 split_of(uint32 word) { return word >> 16; }
 
-// Where this thread's sums of one part are stored: groups of four, `Tile::threads` apart.
 template <typename Tile>
-__device__ __forceinline__ float4* sums_of(const SumWork& work, int place, int units_k, int slice) {
+__device__ __forceinline__ SumsPlace sums_of(const SumWork& work, int place, int units_k, int slice) {
   const uint64 unit = static_cast<uint64>(place) * units_k + slice;
-  return reinterpret_cast<float4*>(work.sums + unit * (4 * Tile::quads * Tile::threads)) +
-         Tile::thread();
+  float* const sums = work.sums + unit * (4 * Tile::quads * Tile::threads);
+  return {reinterpret_cast<float4*>(sums) + Tile::thread(), Tile::threads};
 }
 
 // Stores the sums of one part of a heavy block. Returns true for the last part: then `d` holds the sums
@@ -83,12 +91,12 @@ __device__ __forceinline__ bool add_parts(bool& last, const SumWork& work, int p
                                           int slice, typename Tile::Values& d) {
   const uint2 split = work.split[place];
   const int parts = split.y & 0xffffu, first = place - (split.y >> 16);
-  store_partial_sums<Tile>(sums_of<Tile>(work, place, units_k, slice), Tile::threads, d);
+  store_sums<Tile>(sums_of<Tile>(work, place, units_k, slice), d);
   if (!is_last_part<Tile>(last, work.arrived + first * units_k + slice, parts)) return false;
 #pragma unroll
   for (int i = 0; i < 4 * Tile::quads; ++i) Tile::at(d, i) = 0.0f;
-  for (int part = 0; part < parts; ++part)
-    add_partial_sums<Tile>(sums_of<Tile>(work, first + part, units_k, slice), Tile::threads, d);
+  add_sums<Tile>(
+      parts, [&](int part) { return sums_of<Tile>(work, first + part, units_k, slice); }, d);
   return true;
 }
 }  // namespace

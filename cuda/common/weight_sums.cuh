@@ -39,11 +39,6 @@ struct Arguments {
   }
 };
 
-// Where a thread keeps its sums of one part, and after how many of them the next ones lie.
-struct SumsPlace {
-  float4* at;
-  int stride;
-};
 template <typename Tile>
 __device__ __forceinline__ SumsPlace sums_of(const Arguments& a, int slot, int slice) {
   constexpr uint64 one = group_neurons * unit_columns;
@@ -59,20 +54,14 @@ template <typename Tile>
 __device__ __forceinline__ bool add_parts(bool& last, const Arguments& a, int slice,
                                           const Unit& unit, typename Tile::Values& d) {
   const bool used = a.twice(slice) || Tile::matrix() == 0;
-  if (used) {
-    const SumsPlace own = sums_of<Tile>(a, unit.slot, slice);
-    store_partial_sums<Tile>(own.at, own.stride, d);
-  }
+  if (used) store_sums<Tile>(sums_of<Tile>(a, unit.slot, slice), d);
   const int first = unit.slot - unit.part;
   if (!is_last_part<Tile>(last, a.progress + arrived + first * 2 * a.slices + slice, unit.parts))
     return false;
 #pragma unroll
   for (int i = 0; i < 4 * Tile::quads; ++i) Tile::at(d, i) = 0.0f;
   if (!used) return true;
-  for (int at = 0; at < unit.parts; ++at) {
-    const SumsPlace from = sums_of<Tile>(a, first + at, slice);
-    add_partial_sums<Tile>(from.at, from.stride, d);
-  }
+  add_sums<Tile>(unit.parts, [&](int part) { return sums_of<Tile>(a, first + part, slice); }, d);
   return true;
 }
 

@@ -26,13 +26,13 @@ from sparsellm.evaluate.cli import add_eval_parser
 from sparsellm.export.cli import add_export_parsers
 from sparsellm.generate import add_generate_parser
 from sparsellm.processes import ranks
+from sparsellm.processes.signals import StopRequest
 from sparsellm.report.cli import add_report_parser
 from sparsellm.runs.cli import add_stop_parser
 from sparsellm.sweep.cli import add_sweep_parser
 from sparsellm.waiting import on_terminal, waiting
 
 if TYPE_CHECKING:
-    from sparsellm.processes.signals import StopRequest
     from sparsellm.recipe import Recipe
 
 
@@ -169,7 +169,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from sparsellm.processes.signals import StopRequest
 
     ranks.watch_launcher()
     with StopRequest() as stop:  # before torch is imported, which takes seconds

@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
         if not equals:
             value = next((word for word in rest[1:2] if not word.startswith("-")), "VALUE")
         name = option.lstrip("-").replace("-", "_")
-        keys = _recipe_keys() if "--set" in options else []
+        keys = recipe_keys() if "--set" in options else []
         meant = _keys_named(name, keys)
         if not meant:
             meant = difflib.get_close_matches(option, options, n=1, cutoff=0.7)
@@ -96,7 +96,8 @@ class Parser(argparse.ArgumentParser):
         return f"there is no option {option}{did_you_mean}{help_too}"
 
 
-def _recipe_keys() -> list[str]:
+def recipe_keys() -> list[str]:
+    """The full names of a recipe's keys; imports what reads recipes."""
     from sparsellm.recipe import Recipe
     from sparsellm.strict import describe_keys
 

@@ -7,6 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from sparsellm.arguments import add_overrides, positive_int
+from sparsellm.cli.parser import recipe_keys
 
 if TYPE_CHECKING:  # pydantic is imported where it is needed: `sparsellm --help` is quick
     from sparsellm.strict import Key
@@ -97,10 +98,7 @@ def _complete_recipe(prefix: str, **_: object) -> list[str]:
 
 def _complete_key(prefix: str, **_: object) -> list[str]:
     """For shells, by argcomplete."""
-    from sparsellm.recipe import Recipe
-    from sparsellm.strict import describe_keys
-
-    return [f"{key.name}=" for key in describe_keys(Recipe) if key.name.startswith(prefix)]
+    return [f"{key}=" for key in recipe_keys() if key.startswith(prefix)]
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -108,12 +108,11 @@ def _export(options: argparse.Namespace) -> None:
 def _check_push(repo: str) -> None:
     """Raises ValueError for what can fail before anything is computed."""
     from huggingface_hub import get_token
-    from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     try:
         validate_repo_id(repo)
-    except HFValidationError as error:
+    except ValueError as error:
         raise ValueError(f"--push {repo}: {error}; give one such as my-name/my-model") from error
     if "/" not in repo:
         raise ValueError(f"--push {repo}: name the owner too, such as my-name/{repo}")

@@ -18,7 +18,7 @@ from sparsellm.runs import hf_folder, saver, state
 from sparsellm.runs.checkpoint import RECIPE_FILE, CheckpointError, Snapshot
 from sparsellm.runs.files import fsync, write_atomically
 from sparsellm.runs.hf_tokenizer import write_tokenizer
-from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained
+from sparsellm.runs.pretrained import Pretrained, load_pretrained
 
 _SHARD_SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB)")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -38,7 +38,7 @@ def export(
     The files are written beside and renamed at the end, so that ``folder`` is whole or absent.
 
     Args:
-        source: checkpoint, run or exported folder.
+        source: checkpoint, run, exported folder or model of the hub.
         folder: where to; must not exist or be empty.
         dtype: ``bf16`` or ``fp32`` (bit-identical to the training weights).
         max_shard_size: such as ``4GB`` (10⁹ bytes); a larger tensor is a shard of its own.
@@ -60,7 +60,7 @@ def export(
     refuse_occupied(folder)
     check_out(folder, is_folder=True, option="DIR")
     device = pick_device(drop_dead.device if drop_dead else "cpu")
-    pretrained = load_pretrained(find_checkpoint(source), device, DTYPES[dtype])
+    pretrained = load_pretrained(source, device, DTYPES[dtype])
     if odd := state.first_nonfinite(dict(pretrained.model.named_parameters())):
         raise ValueError(
             f"{pretrained.path}: {odd} has NaN or infinite values; export an older checkpoint"

@@ -84,8 +84,8 @@ def test_a_refused_push_keeps_the_folder(command, cli_here, tiny_overrides, tmp_
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.slow
-def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_data, tmp_path):
+def _dense_model(hub, folder) -> Tokenizer:
+    """Puts a stock model into the folder and, as them/dense, on the hub; returns its tokenizer."""
     words = {chr(value): value for value in range(256)}
     config = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     model = LlamaForCausalLM(
@@ -93,11 +93,17 @@ def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_
     )
     letters = Tokenizer(models.BPE(vocab=words | {"<|end|>": 256}, merges=[]))
     letters.pre_tokenizer, letters.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
-    model.save_pretrained(tmp_path / "dense")
+    model.save_pretrained(folder)
     PreTrainedTokenizerFast(
         tokenizer_object=letters, eos_token="<|end|>", bos_token="<|end|>", pad_token="<|end|>"
-    ).save_pretrained(tmp_path / "dense")
-    hub.repos["them/dense"] = {p.name: p.read_bytes() for p in (tmp_path / "dense").iterdir()}
+    ).save_pretrained(folder)
+    hub.repos["them/dense"] = {p.name: p.read_bytes() for p in folder.iterdir()}
+    return letters
+
+
+@pytest.mark.slow
+def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_data, tmp_path):
+    letters = _dense_model(hub, tmp_path / "dense")
     data = ["--data-dir", str(test_data / "eval"), "--tasks", "piqa", "--limit", "6"]
     scored = command("eval", "them/dense", *data, token=None)
     assert scored.returncode == 0, scored.stderr
@@ -112,6 +118,21 @@ def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_
     assert unmarked.returncode == 1
     assert "neither a beginning-of-text nor an end-of-text token" in unmarked.stderr
     assert str(tmp_path / "dense" / "tokenizer_config.json") in unmarked.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_an_export_of_a_model_of_the_hub_names_it(hub, command, tmp_path):
+    _dense_model(hub, tmp_path / "dense")
+    exported = command("export", "them/dense", "out", token=None)
+    assert exported.returncode == 0, exported.stderr
+    texts = [
+        p.read_text(encoding="utf-8")
+        for p in (tmp_path / "out").iterdir()
+        if p.suffix in {".md", ".yaml"}
+    ]
+    assert len(texts) == 2  # the model card and the recipe
+    assert all("dense" in text and "snapshots" not in text for text in texts)  # as in the cache
 
 
 def test_what_is_a_name_on_the_hub(tmp_path, monkeypatch):

@@ -39,8 +39,7 @@ def fill(text: str, lines: Sequence[Line]) -> str:
             number is negative, so that the sentence around it says the opposite.
         NameError: claims.yaml has no such name.
     """
-    said = " ".join(match[2] for match in _CLAIM.finditer(text))
-    used = set(re.findall(r"[a-z]\w*", said))
+    used = names_in(text)
     known = {name: _look_up(s, lines) for name, s in load_yaml(SOURCES).items() if name in used}
 
     def number(match: re.Match[str]) -> str:
@@ -51,6 +50,12 @@ def fill(text: str, lines: Sequence[Line]) -> str:
         return f"{value:{',' if value >= 1000 else ''}.{digits}f}<!--= {match[2]} -->"
 
     return _CLAIM.sub(number, text)
+
+
+def names_in(text: str) -> set[str]:
+    """The names that its numbers use, of claims.yaml and of functions."""
+    said = " ".join(match[2] for match in _CLAIM.finditer(text))
+    return set(re.findall(r"[a-z]\w*", said))
 
 
 def _look_up(source: str, lines: Iterable[Line]) -> float:

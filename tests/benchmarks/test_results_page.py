@@ -18,6 +18,7 @@ import results
 import sweep_results
 import train_results
 from make_tables import TABLES, results_page
+from sparsellm.strict import load_yaml
 
 COMMITTED = ROOT / "benchmarks"
 H200 = "1× NVIDIA H200, 16 cores"
@@ -311,6 +312,11 @@ def test_numbers_in_prose_are_those_of_the_newest_records():
     for name in ("frontier", "frontier-same-time"):
         assert (COMMITTED / "figures" / f"{name}.svg").is_file()
         assert f"figures/{name}.svg" in readme
+
+
+def test_every_name_of_a_record_is_in_some_page():
+    pages = " ".join(page.read_text(encoding="utf-8") for page in claims.PAGES)
+    assert load_yaml(claims.SOURCES).keys() <= claims.names_in(pages)
 
 
 @pytest.mark.parametrize("page", claims.PAGES, ids=lambda page: page.name)

@@ -50,9 +50,7 @@ def same_time(lines: Sequence[Line]) -> Drawn | None:
         kind = _SAME_TIME.get(which)  # type: ignore[arg-type]
         if kind is None or case["intermediate_size"] != 5632 or "muon" in group.name:
             continue
-        curve, key = _curve(group.lines, case["step"]), (kind, case["precision"])
-        if curve and (key not in curves or curve.losses[-1] < curves[key].losses[-1]):
-            curves[key] = curve
+        _keep_lower(curves, (kind, case["precision"]), _curve(group.lines, case["step"]))
     sparse = {kind for (_, activation, _), kind in _SAME_TIME.items() if activation == "relu"}
     return _drawn(curves, list(_SAME_TIME.values()), sparse, (-0.2, 2.8))
 
@@ -151,11 +149,16 @@ def _curves(groups: Sequence[SweepGroup]) -> dict[tuple[str, str], _Curve]:
     last = max((line["case"]["step"] for own in found.values() for line in own), default=0)
     best: dict[tuple[str, str], _Curve] = {}
     for (kind, precision, _), own in found.items():
-        curve = _curve(own, last)
-        known = best.get((kind, precision))
-        if curve and (known is None or curve.losses[-1] < known.losses[-1]):
-            best[kind, precision] = curve
+        _keep_lower(best, (kind, precision), _curve(own, last))
     return best
+
+
+def _keep_lower(
+    curves: dict[tuple[str, str], _Curve], key: tuple[str, str], curve: _Curve | None
+) -> None:
+    """Keeps the curve if none of this kind and precision, at another learning rate, ends lower."""
+    if curve and (key not in curves or curve.losses[-1] < curves[key].losses[-1]):
+        curves[key] = curve
 
 
 def _curve(lines: list[Line], last: int) -> _Curve | None:

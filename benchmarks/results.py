@@ -119,7 +119,7 @@ class FFNSetting(NamedTuple):
     nnz: float
     layer: int | str | None  # of a trace
     in_token_order: bool
-    launch: str | None  # way to launch few tokens
+    launch: str | None  # graph: of few tokens, or of a training without the host's time
     format: str  # union or twell
     precision: str  # of the gate's product: bf16 or fp8
 

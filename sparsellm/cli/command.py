@@ -169,7 +169,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> None:
-
     ranks.watch_launcher()
     with StopRequest() as stop:  # before torch is imported, which takes seconds
         _train_until(options, stop)

@@ -82,7 +82,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for shard in sorted(set(places.values())):
         if shard in ("", "..") or shard != Path(shard).name:
             raise ValueError(f"{index_file}: the shard {shard!r} is not in the folder")
-        found = read_tensors(path / shard, REMEDY)
+        found = read_tensors(path / shard, f"{REMEDY} ({INDEX_FILE} names it)")
         if odd := sorted(found.keys() ^ {name for name in places if places[name] == shard}):
             raise ValueError(f"{path / shard} and {INDEX_FILE} differ, such as {odd[0]}; {REMEDY}")
         tensors |= found

@@ -609,6 +609,7 @@ def test_a_truncated_or_missing_shard(trained, tmp_path, capsys):
     shard.unlink()
     line = _error(capsys, "import", tmp_path / "out", tmp_path / "run")
     assert f"{shard} is missing; export the checkpoint again" in line
+    assert "(model.safetensors.index.json names it)" in line
     shutil.copy(sorted((tmp_path / "out").glob("model-*.safetensors"))[0], shard)
     line = _error(capsys, "import", tmp_path / "out", tmp_path / "run")
     assert f"{shard} and model.safetensors.index.json differ, such as" in line

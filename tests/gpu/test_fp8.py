@@ -10,6 +10,7 @@ from gpu.conditions import each, named, need_kernels, poisoned
 from gpu.union_cases import CASES, FUZZ, dense, inputs_of, poisoned_union
 from sparsellm.ffn.fp8 import quantise_into, quantised_rows
 from sparsellm.ffn.kernels import twell, union
+from sparsellm.ffn.kernels.quantise import quantise_rows
 from sparsellm.ffn.linears import put_back, use_fp8
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised
@@ -45,8 +46,8 @@ def _check_quantised_rows(m, k, element):
     x = x.to(element)
     row = torch.randperm(m, device="cuda").int()
     for order in (None, row):
-        found = quantised_rows(x, order)
-        expected = quantised_rows(x.cpu(), None if order is None else order.cpu())
+        found = quantise_rows(x, order)
+        expected = quantised_rows(x.cpu() if order is None else x.cpu()[order.cpu()])
         for own, other in zip(found, expected, strict=True):
             same_nan = own.cpu().float().isnan() == other.float().isnan()
             assert same_nan.all()

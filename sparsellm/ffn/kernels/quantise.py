@@ -11,7 +11,10 @@ def quantise_rows(
 ) -> QuantisedRows:
     """See `fp8.quantised_rows`; with ``out`` the result is written there.
 
-    ``x_MK`` is bf16 or fp16, contiguous, and its columns are a multiple of 8.
+    Args:
+        x_MK: bf16 or fp16, contiguous; its columns are a multiple of 8.
+        row_M: (M,) int32, the row of x that becomes each row of the result; None: the same.
+        out: memory for the result.
     """
     out = empty_rows(x_MK, row_M) if out is None else out
     (num_rows, k), kernel = out.values_MK.shape, kernel_for("quantise_rows", x_MK)

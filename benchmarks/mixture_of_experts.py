@@ -115,8 +115,9 @@ def moe_block(layer: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple
     x_BTC = x_BTC + attended
     x_MC = layer.post_attention_layernorm(x_BTC).flatten(0, 1)
     logits_ME, weights_MA, index_MA = layer.mlp.gate(x_MC)
-    # Autocast does not cover grouped products.
-    weights = {name: p.to(x_MC.dtype) for name, p in layer.mlp.experts.named_parameters()}
+    # Autocast does not cover grouped products, and its norms return fp32.
+    x_MC = x_MC.to(x_BTC.dtype)
+    weights = {name: p.to(x_BTC.dtype) for name, p in layer.mlp.experts.named_parameters()}
     y_MC = functional_call(layer.mlp.experts, weights, (x_MC, index_MA, weights_MA))
     return x_BTC + y_MC.view_as(x_BTC), logits_ME
 

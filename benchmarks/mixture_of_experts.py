@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -189,7 +190,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--experts", type=int, default=32)
     parser.add_argument("--active", type=int, default=8, help="of the experts, per token")
-    parser.add_argument("--record", metavar="FILE", help="append to FILE")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
     options = parser.parse_args(words)
     recipe = load_recipe(options.recipe, options.set)
     case = {

@@ -41,18 +41,18 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
 def same_time(lines: Sequence[Line]) -> Drawn | None:
     """Loss against GPU time at two shapes: dense SiLU, and the sparse FFN of the same width.
 
-    Each is at its best learning rate; the last mark of a line has the range of its seeds.
+    Each has its best optimizer and learning rate; its last mark has the range of its seeds.
     """
     curves: dict[tuple[str, str], _Curve] = {}
     for group in sweep_results.sweep_groups(lines):
         case = group.case
         which = group.sweep, case.get("activation"), case.get("target_nnz")
         kind = _SAME_TIME.get(which)  # type: ignore[arg-type]
-        if kind is None or case["intermediate_size"] != 5632 or "muon" in group.name:
+        if kind is None or case["intermediate_size"] != 5632:
             continue
         _keep_lower(curves, (kind, case["precision"]), _curve(group.lines, case["step"]))
     sparse = {kind for (_, activation, _), kind in _SAME_TIME.items() if activation == "relu"}
-    return _drawn(curves, list(_SAME_TIME.values()), sparse, (-0.2, 2.8))
+    return _drawn(curves, list(_SAME_TIME.values()), sparse, (-0.15, 1.7))
 
 
 def _drawn(

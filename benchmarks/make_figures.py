@@ -208,7 +208,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
         quality_figures.quality_and_speed,
     ),
     "frontier": (
-        "Held-out loss against GPU time, dense and sparse FFNs",
+        "Held-out loss against GPU time in the recipe small with AdamW, dense and sparse FFNs",
         frontier_figure.frontier,
     ),
     "frontier-same-time": (

@@ -204,6 +204,7 @@ def main(words: list[str] | None = None) -> None:
         "activation": "silu",
         "gated": True,
         "l1_coefficient": 0.0,
+        "target_nnz": None,
         "precision": recipe.runtime.precision,
         "seed": recipe.seed,
     }

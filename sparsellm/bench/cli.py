@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sparsellm.arguments import add_overrides, positive_int
 from sparsellm.ffn.capacity import SHRUNK_STEPS
+from sparsellm.waiting import waiting
 
 
 class Benchmark(NamedTuple):
@@ -183,9 +184,10 @@ def _run(options: argparse.Namespace) -> None:
     Raises:
         ValueError: no case was measured.
     """
-    from sparsellm.bench import record
+    with waiting("loading PyTorch"):
+        from sparsellm.bench import record
 
-    module = importlib.import_module(f"sparsellm.bench.{options.module}")
+        module = importlib.import_module(f"sparsellm.bench.{options.module}")
     found = None
     for found in module.measure(options):
         print(record.row(found), flush=True)

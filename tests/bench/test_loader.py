@@ -45,6 +45,12 @@ def test_what_a_worker_met_is_one_line_too(capfd, tmp_path):
     assert "bad.jsonl: line 1 is not JSON" in error
 
 
+def test_imports_that_take_long_are_said(capfd, monkeypatch):
+    monkeypatch.setattr("sparsellm.waiting.QUIET_SECONDS", -1.0)
+    assert _bench(overrides=["data.corpus=nope"]) == 1
+    assert "loading PyTorch: 0 s" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_tokens_a_second_are_printed(capsys):
     assert _bench("--num-workers", "0", "1") == 0

@@ -8,7 +8,7 @@ import re
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import fsspec
@@ -164,9 +164,14 @@ def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
         (kept if visible and is_data else others).append(file)
     if others:
         more = "" if len(others) <= _MOST_NAMED else f" and {len(others) - _MOST_NAMED} more"
-        shown = ", ".join(others[:_MOST_NAMED])
-        logger.warning("not read in folder %s: %s%s (a glob can name them)", folder, shown, more)
+        shown = ", ".join(file.removeprefix(folder).strip("/") for file in others[:_MOST_NAMED])
+        _warn_once(f"not read in folder {folder}: {shown}{more} (a glob can name them)")
     return kept
+
+
+@cache  # a training lists its files before torch is loaded, and again when it reads them
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def to_shard(url: str, text_field: str) -> Shard:

@@ -94,9 +94,10 @@ def table(statistics: dict[str, Any]) -> str:
             f"{layer['never_fired_fraction']:>6.1%}"
         )
     lines += _LEGEND
-    for end in ("lowest", "highest"):
+    for end, which in (("lowest", "fewest"), ("highest", "most")):
         tokens = ", ".join(
             f"{t['text']!r} {t['nnz_mean']:.1f}" for t in statistics["tokens_by_nnz"][end][:8]
         )
-        lines.append(f"{end} non-zeros: {tokens or 'no token is frequent enough'}")
+        told = f"frequent tokens for which the {which} neurons fire, on average"
+        lines.append(f"{told}: {tokens or 'no token is frequent enough'}")
     return "\n".join(lines)

@@ -128,6 +128,7 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert main(["analyze", str(checkpoint), "--tokens", "512"]) == 0
     printed = capsys.readouterr().out
     assert "512 tokens, 64 neurons per layer" in printed
+    assert "frequent tokens for which the most neurons fire, on average: '" in printed
     found = json.loads((checkpoint / "analysis" / "statistics.json").read_text())
     shape = {"tokens": 512, "context_length": 32, "intermediate_size": 64}
     source = {"checkpoint": str(checkpoint), "step": 1, "corpus": "sample"}

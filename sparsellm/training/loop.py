@@ -99,7 +99,7 @@ def _train(
         check_wandb(recipe)
     measurements = Measurements(run, stop)
     run.teacher = load_teacher(recipe, run.accelerator.device, resume_from, init_from)
-    doing = "compiling the model" if recipe.runtime.compile else "first pass"
+    doing = "compiling the model" if recipe.runtime.compile else "first forward and backward pass"
     with waiting(doing, run.accelerator.print):
         rehearsal.fit_first(run)
     first_state(run, resume_from, init_from)

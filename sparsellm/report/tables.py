@@ -43,9 +43,7 @@ def summary_table(runs: list[RunData]) -> str:
         "Processes, and how they ended": _processes,
         "Ranks and device": lambda r: _each(f"{s['ranks']} × {s['device']}" for s in r.sessions),
         "Commit": lambda r: _each(s["commit"] for s in r.sessions),
-        "Resumed, first record after it": lambda r: (
-            ", ".join(f"step {step:,}" for step in r.resumed_at) or "never"
-        ),
+        "Resumed": lambda r: ", ".join(f"before step {s:,}" for s in r.resumed_at) or "never",
     }
     body = [[name, *(value(run) for run in runs)] for name, value in rows.items()]
     return html_table("Summary of the runs", ["", *(run.label for run in runs)], body)

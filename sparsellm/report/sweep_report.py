@@ -28,7 +28,7 @@ NOTE = (
 # What the table says of a group, by the column's head.
 COLUMNS: dict[str, Callable[[SweepData, Group], str]] = {
     "Group": lambda sweep, g: g.group,
-    "Seeds": lambda sweep, g: ", ".join(map(str, g.seeds)),
+    "Seeds": lambda sweep, g: str(len(g.seeds)),
     "λ at the end": lambda sweep, g: f"{g.l1_coefficient:.3g}",
     "Non-zeros per token": lambda sweep, g: f"{g.nnz:,.1f}",
     "Zeros": lambda sweep, g: f"{g.zeros:.2%}",

@@ -190,6 +190,8 @@ def _loop(run: Run, stop: StopRequest, measurements: Measurements, due: list[str
         return False
     meter = Meter(run)
     while run.step < recipe.train.steps:
+        if run.accelerator.is_main_process:
+            rewrite(f"step {run.step}/{recipe.train.steps} …")  # until the next line
         totals = _step_or_save(run, stop, saved_step)
         stop.begin()
         last = run.step == recipe.train.steps
@@ -227,8 +229,6 @@ def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
         record = meter.record(run, totals)
         run.accelerator.print(progress_line(record, run.recipe))
         run.write(record)
-    elif run.accelerator.is_main_process:
-        rewrite(f"step {run.step}/{run.recipe.train.steps} …")  # until the next line
     if run.target and (news := run.target.news()):
         run.accelerator.print(f"warning: step {run.step}: {news}")
         run.write(FailureRecord(run.step, run.tokens, "target", news))

@@ -108,7 +108,7 @@ def test_between_progress_lines_a_terminal_shows_the_step(tiny_overrides, cli_he
     own = set_arguments([*tiny_overrides, *changes])
     found = cli_here("train", "debug", *own)
     assert found.returncode == 0
-    assert re.findall(r"\rstep (\d)/4 … +\r", found.stderr) == ["2", "3"]
+    assert re.findall(r"\rstep (\d)/4 … +\r", found.stderr) == ["0", "1", "2", "3"]
     assert re.search(r"\rstep 4 \| validation … +\r", found.stderr)
     assert re.findall(r"^step (\d)/4 \| loss", found.stdout, re.MULTILINE) == ["1", "4"]
 

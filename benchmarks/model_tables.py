@@ -42,7 +42,8 @@ def size_table(lines: Sequence[Line]) -> Made | None:
             p for p in pairs if train_results.size_name(p.recipe) == model.name
         ]
         for pair in own or [None]:
-            forward = forwards.get(model.name, {}).get("tokens_per_ms") if pair else None
+            known = forwards.get((model.name, pair.precision), {}) if pair else {}
+            forward = known.get("tokens_per_ms")
             shown += [*(pair.lines if pair else []), *([forward] if forward else [])]
             peak = f"{model.peak_gb.dense:g} → {model.peak_gb.sparse:g}"
             paper = [_arrow(model.training), peak, _arrow(model.forward)]
@@ -84,10 +85,10 @@ def _arrow(sides: Sides) -> str:
 SIZE_LEGEND = """
 Whole models on one GPU, dense → sparse (`ffn.kernels: auto`, in token order unless the table says
 otherwise), from weights whose sparsity has settled; medians over the second half of the steps. In
-brackets: gain; above 1 is better. Forward: bursts on 16,384 tokens of held-out text, and non-zeros
-there. Paper: arXiv 2603.23198 at its λ = 2e-5 (39, 29 and 24 non-zeros at 0.5B, 1.5B and 2B), one
-GPU of a node of eight H100; its sparse 2B has a larger micro-batch. Commands: `sparsellm bench
-train`, `sparsellm bench forward`.
+brackets: gain; above 1 is better. Forward: 16,384 tokens of held-out text, and non-zeros there; in
+bursts in bf16, and sustained, over dense in bf16, in FP8. Paper: arXiv 2603.23198 at its λ = 2e-5
+(39, 29 and 24 non-zeros at 0.5B, 1.5B and 2B), one GPU of a node of eight H100; its sparse 2B has a
+larger micro-batch. Commands: `sparsellm bench train`, `sparsellm bench forward`.
 """
 
 

@@ -100,22 +100,25 @@ def default_pairs(lines: Sequence[Line]) -> list[TrainPair]:
     return list(nearest.values())
 
 
-def model_forwards(lines: Iterable[Line]) -> dict[str, Metrics]:
-    """The newest forward of each of the paper's sizes on one GPU, in token order if measured."""
-    found: dict[tuple[str, bool], Metrics] = {}
+def model_forwards(lines: Iterable[Line]) -> dict[tuple[str, str], Metrics]:
+    """The newest forward of each of the paper's sizes on one GPU, in token order if measured.
+
+    By size and precision, which is that of the sparse side; dense is bf16.
+    """
+    found: dict[tuple[str, str, bool], Metrics] = {}
     last = ""
     for line in of_bench(lines, "model_forward"):
         case = line["case"]
         sizes = {model.layers: model.name for model in PAPER_MODELS}
         name = sizes.get(case["layers"]) if case.get("K", HIDDEN) == HIDDEN else None
-        if name is None or "format" in case or "precision" in case:
+        if name is None or "format" in case:
             continue
-        key = name, "token_order" in case
+        key = name, case.get("precision", "bf16"), "token_order" in case
         if case_text(case) != last:  # a new case begins: its metrics belong together
             found.pop(key, None)
         found.setdefault(key, {})[line["metric"]] = line
         last = case_text(case)
-    return {name: found[name, in_order] for name, in_order in sorted(found)}
+    return {key[:2]: found[key] for key in sorted(found)}
 
 
 def size_of(recipe: str) -> float:

@@ -1,9 +1,12 @@
 """Arguments that several commands have, and checks of them before anything is loaded."""
 
 import argparse
+import difflib
 import os
 import tempfile
 from pathlib import Path
+
+from sparsellm.paths import hub_id
 
 
 def positive_int(text: str) -> int:
@@ -19,6 +22,21 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
+
+
+def model_path(text: str) -> Path:
+    """A model's folder, or its name on the hub, as argparse's ``type``.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such folder, and it is no name of the hub.
+    """
+    path = Path(text)
+    if path.exists() or hub_id(path):
+        return path
+    names = [other.name for other in path.parent.glob("*")]
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    meant = f"; did you mean {path.parent / close[0]}?" if close else ""
+    raise argparse.ArgumentTypeError(f"{text}: no such file or folder{meant}")
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> argparse.Action:

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsellm.arguments import positive_int
+from sparsellm.arguments import model_path, positive_int
 from sparsellm.waiting import waiting
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm --help` must not
@@ -37,7 +36,7 @@ def add_generate_parser(commands: Any) -> None:
         "text goes to stdout; the number of non-zeros per token and the speed go to stderr.",
     )
     text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
-    parser.add_argument("source", type=Path, metavar="MODEL", help=text)
+    parser.add_argument("source", type=model_path, metavar="MODEL", help=text)
     prompt = parser.add_mutually_exclusive_group()
     text = "text to continue (default: the beginning of a held-out document)"
     prompt.add_argument("--prompt", help=text)

@@ -58,6 +58,13 @@ def named_file(
     )
 
 
+def hub_id(path: Path) -> str | None:
+    """``owner/name[@revision]`` of a model on the hub, if the path cannot be a local one."""
+    text = path.as_posix()
+    local = path.exists() or Path(path.parts[0] if path.parts else ".").exists()
+    return None if local or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", text) else text
+
+
 def how_to_install(extra: str) -> str:
     """The command that installs the requirements of an extra of pyproject.toml.
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
-from sparsellm.arguments import check_out
+from sparsellm.arguments import check_out, model_path
 from sparsellm.cli import main
 
 COUNTS = {
-    "analyze RUN": ("--tokens", "--micro-batch-size"),
+    "analyze .": ("--tokens", "--micro-batch-size"),
     "bench train --recipe debug": ("--gpus", "--steps", "--tokens-per-gpu"),
-    "eval RUN": ("--limit", "--batch-size"),
-    "export RUN DIR --drop-dead": ("--drop-dead-tokens", "--micro-batch-size"),
-    "generate RUN --prompt x": ("--max-new-tokens",),
+    "eval .": ("--limit", "--batch-size"),
+    "export . DIR --drop-dead": ("--drop-dead-tokens", "--micro-batch-size"),
+    "generate . --prompt x": ("--max-new-tokens",),
 }
 
 
@@ -26,6 +27,28 @@ def test_counts_are_whole_numbers_of_at_least_1(command, value, capsys):
             main([*command.split(), option, value])
         message = f"argument {option}: '{value}' is not a whole number of at least 1\n"
         assert capsys.readouterr().err.endswith(message)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["analyze", "eval", "export", "generate", "report", "bench forward", "train --resume"],
+)
+def test_a_model_that_is_not_there_is_told_before_anything_is_loaded(
+    command, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "runs" / "debug").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main([*command.split(), "runs/debgu"])
+    message = "runs/debgu: no such file or folder; did you mean runs/debug?\n"
+    assert capsys.readouterr().err.endswith(message)
+
+
+def test_a_model_of_the_hub_is_left_to_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert model_path("owner/name@main") == Path("owner/name@main")
+    with pytest.raises(ArgumentTypeError, match=r"^gone: no such file or folder$"):
+        model_path("gone")
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sparsellm.arguments import check_out, positive_int
+from sparsellm.arguments import check_out, model_path, positive_int
 from sparsellm.waiting import waiting
 
 ANALYSIS_FOLDER = "analysis"  # in a checkpoint, or in a folder of weights without one
@@ -22,7 +22,7 @@ def add_analyze_parser(commands: Any) -> None:
         "patterns of its first tokens as traces.npz.",
     )
     text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
-    parser.add_argument("source", type=Path, metavar="MODEL", help=text)
+    parser.add_argument("source", type=model_path, metavar="MODEL", help=text)
     text = "files of text to read (default: the recipe's corpus)"
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = "tokens to count (default: 1,048,576)"

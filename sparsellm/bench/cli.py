@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparsellm.arguments import add_overrides, positive_int
+from sparsellm.arguments import add_overrides, model_path, positive_int
 from sparsellm.ffn.capacity import SHRUNK_STEPS
 from sparsellm.waiting import waiting
 
@@ -73,7 +73,7 @@ def _add_seconds(parser: argparse.ArgumentParser) -> None:
 
 def _forward_options(parser: argparse.ArgumentParser) -> None:
     text = "a checkpoint, a run or an exported folder"
-    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help=text)
+    parser.add_argument("checkpoints", type=model_path, nargs="+", metavar="CHECKPOINT", help=text)
     text = "files of text to compute (default: the held-out text of the recipe)"
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = "sequences in a forward (default: train.micro_batch_size, or 16,384 tokens for auto)"

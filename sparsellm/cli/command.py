@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sparsellm import __version__
 from sparsellm.analyze.cli import add_analyze_parser
-from sparsellm.arguments import check_out
+from sparsellm.arguments import check_out, model_path
 from sparsellm.bench.cli import add_bench_parser
 from sparsellm.cli.parser import Parser
 from sparsellm.cli.recipe_cli import add_recipe_arguments, add_recipe_parser
@@ -127,7 +127,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_recipe_arguments(train)
     train.add_argument(
         "--resume",
-        type=Path,
+        type=model_path,
         metavar="CHECKPOINT",
         help="resume from this checkpoint, or from the last one of a run (default: from this run's "
         "last)",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsellm import __version__
-from sparsellm.arguments import check_out, positive_int
+from sparsellm.arguments import check_out, model_path, positive_int
 from sparsellm.waiting import waiting
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add_eval_parser(commands: Any) -> None:
         "a checkpoint, a run (runs/debug), an exported folder, or a model of the Hugging Face hub "
         "(owner/name[@revision]), such as a dense baseline"
     )
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help=text)
+    parser.add_argument("checkpoint", type=model_path, metavar="CHECKPOINT", help=text)
     text = "read DIR/<task>/<split>.jsonl instead of the Hugging Face hub"
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help=text)
     text = (

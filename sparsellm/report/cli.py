@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sparsellm.arguments import model_path
 from sparsellm.waiting import waiting
 
 
@@ -16,7 +17,7 @@ def add_report_parser(commands: Any) -> None:
         description="Writes one self-contained HTML page of one run or of several overlaid.",
     )
     text = "folder such as runs/debug"
-    parser.add_argument("run_paths", type=Path, nargs="*", metavar="RUN", help=text)
+    parser.add_argument("run_paths", type=model_path, nargs="*", metavar="RUN", help=text)
     text = "report the runs of a sweep, such as runs/quality, with a table and a figure"
     parser.add_argument("--sweep", type=Path, metavar="DIR", help=text)
     text = "page to write (default: RUN/report.html, or ./report.html for several runs)"

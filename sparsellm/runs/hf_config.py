@@ -10,9 +10,10 @@ from transformers import AutoConfig, PretrainedConfig
 
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, PUBLISHED
 from sparsellm.model import model_config
+from sparsellm.paths import hub_id
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe_sections import HuggingFaceFields
-from sparsellm.runs.hf_folder import CONFIG_FILE, REMEDY, hub_id, is_published
+from sparsellm.runs.hf_folder import CONFIG_FILE, REMEDY, is_published
 from sparsellm.strict import read_json
 from sparsellm.vocabulary import HF_PREFIX
 

@@ -3,7 +3,6 @@
 A model of the hub is given in place of a folder: ``owner/name[@revision]``.
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from torch import Tensor
 
 from sparsellm.architecture import PUBLISHED
+from sparsellm.paths import hub_id
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.files import read_tensors
@@ -23,7 +23,6 @@ CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"  # where there is more than one shard
 _EMBEDDING = "model.embed_tokens.weight"
 
-_REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 # What a model is read from; a repository may hold other frameworks' weights too.
 _FILES = ["*.json", "*.safetensors", "*.yaml", "*.txt", "*.model"]
 
@@ -122,13 +121,6 @@ def model_weights(path: Path, recipe: Recipe) -> dict[str, Tensor]:
 def is_published(path: Path) -> bool:
     """Whether a folder is one of the paper's checkpoints, by the ``model_type`` of its own code."""
     return read_json(path / CONFIG_FILE, REMEDY).get("model_type") in PUBLISHED
-
-
-def hub_id(path: Path) -> str | None:
-    """The path as the name of a model on the hub, if it cannot be a local one; else None."""
-    text = path.as_posix()
-    local = path.exists() or Path(path.parts[0] if path.parts else ".").exists()
-    return text if not local and _REPO.fullmatch(text) else None
 
 
 def results_place(given: Path, found: Path) -> Path:

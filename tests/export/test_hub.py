@@ -14,7 +14,7 @@ from fake_model_hub import TOKEN, FakeModelHub
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sparsellm.runs.hf_folder import hub_id
+from sparsellm.paths import hub_id
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ help: ## this list
 
 quickstart: $(READY) ## train recipes/debug.yaml for about a minute
 	$(BIN)/sparsellm train debug
-	@$(BIN)/sparsellm report runs/debug | sed -n '1s/^/report: /p'
+	@page=$$($(BIN)/sparsellm report runs/debug) && echo "$$page" | sed -n '1s/^/report: /p'
 	@echo 'next:'
 	@echo '  source .venv/bin/activate'
 	@echo "  sparsellm generate runs/debug --prompt 'def '   # one byte per token"

@@ -117,7 +117,7 @@ def scaling_table(lines: Sequence[Line]) -> Made | None:
 
 
 SCALING_LEGEND = """
-Whole trainings through `accelerate launch` on GPUs of one node, dense → sparse (in token order
+Whole training runs through `accelerate launch` on GPUs of one node, dense → sparse (in token order
 unless the table says otherwise), from settled weights; both sides of a row are of one run. Rows
 differ in their non-zeros and tokens per step, so that they do not compare with one another. Rates
 and energy are of all GPUs. Command: `sparsellm bench train`.

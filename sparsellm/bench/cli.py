@@ -143,7 +143,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "train",
-        "time whole trainings through accelerate launch, on the GPUs of a node",
+        "time whole training runs through accelerate launch, on the GPUs of a node",
         "Trains one run for each combination of --gpus, --config and --side, and measures rate, "
         "memory, energy and scaling over the second half of its steps. Sparsity must have settled: "
         "train for some hundred steps before, and give that run to --init-from. Checkpoints, "

@@ -139,7 +139,7 @@ METRICS = (
     Metric("tokens_per_second", "Throughput, all ranks", "tokens per second", "speed",
            lambda value: f"{short(value)} tok/s", from_zero=True),
     Metric("mfu", "FLOPs executed, over the bf16 peak",
-           "fraction of the GPUs' bf16 peak, with any runtime.precision", "speed", "mfu {:5.1%}",
+           "fraction of the GPUs' bf16 peak, also with FP8", "speed", "mfu {:5.1%}",
            from_zero=True),
     Metric("step_ms", "Time of a step", "ms", "kernels", from_zero=True,
            of=lambda line, r: 1e3 * r.train.global_batch_tokens / line["tokens_per_second"]),

@@ -72,8 +72,8 @@ def _add_seconds(parser: argparse.ArgumentParser) -> None:
 
 
 def _forward_options(parser: argparse.ArgumentParser) -> None:
-    text = "a checkpoint, a run or an exported folder"
-    parser.add_argument("checkpoints", type=model_path, nargs="+", metavar="CHECKPOINT", help=text)
+    text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
+    parser.add_argument("checkpoints", type=model_path, nargs="+", metavar="MODEL", help=text)
     text = "files of text to compute (default: the held-out text of the recipe)"
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = "sequences in a forward (default: train.micro_batch_size, or 16,384 tokens for auto)"

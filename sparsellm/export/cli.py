@@ -13,9 +13,8 @@ _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may writ
 def add_export_parsers(commands: Any) -> None:
     """Adds both to the ``sparsellm`` command."""
     export = commands.add_parser("export", help="write a checkpoint for stock transformers")
-    export.add_argument(
-        "source", type=model_path, metavar="CHECKPOINT", help="checkpoint or run folder"
-    )
+    text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
+    export.add_argument("source", type=model_path, metavar="MODEL", help=text)
     export.add_argument("folder", type=Path, metavar="DIR", help="new folder to write")
     text = "type of the weights (default: bf16)"
     export.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help=text)

@@ -43,8 +43,8 @@ def add_generate_parser(commands: Any) -> None:
     text = "continue each line of stdin independently, until stdin ends (Ctrl-D)"
     prompt.add_argument("--interactive", action="store_true", help=text)
     text = (
-        "continue the first document of these Parquet or JSONL files (default: held-out text of "
-        "the recipe's corpus)"
+        "continue the first document of these files of text (default: held-out text of the "
+        "recipe's corpus)"
     )
     prompt.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = f"most new tokens (default: {DEFAULT_NEW_TOKENS}, or as many as the context has left)"

@@ -1,4 +1,4 @@
-"""The model: Hugging Face's Llama (non-gated: Arcee) with our FFN in every block.
+"""The model: Hugging Face's Llama (without a gate: Arcee) or another family, with our FFN.
 
 Its state dict has exactly the stock model's names and shapes, and its `forward` is the stock one,
 so evaluation and generation use it like any Hugging Face model. Training runs the blocks through

@@ -37,7 +37,7 @@ class DropDead:
     """The text to measure on, and the device."""
 
     tokens: int = DEFAULT_TOKENS  # in whole sequences
-    files: list[str] | None = None  # globs of Parquet or JSONL; None reads the recipe's corpus
+    files: list[str] | None = None  # globs of text; None reads the recipe's corpus
     micro_batch_size: int = 4  # sequences
     device: str | None = None  # None is a GPU if there is one
 

@@ -83,10 +83,10 @@ def accelerate(
 
     Supported are gate/up/down with ReLU, ReLU² (``relu(gate)² * up``), FATReLU (its threshold is
     read from the module) or dReLU (``relu(gate) * relu(up)``), and up/down with ReLU, ReLU² or
-    FATReLU, with or without biases. Names
-    only propose an FFN. It is accepted if its matrices are plain `nn.Linear` on a GPU, if none of
-    its modules has hooks or a tensor that the formula does not use, and if its own forward returns
-    what the formula returns: on random tokens, in its own type and in fp32.
+    FATReLU, with or without biases. Names only propose an FFN. It is accepted if its matrices are
+    plain `nn.Linear` on a GPU, if none of its modules has hooks or a tensor that the formula does
+    not use, and if its own forward returns what the formula returns: on random tokens, in its own
+    type and in fp32.
 
     This is for inference: an FFN's own forward runs where a gradient is needed and while the module
     trains. It also runs once anything but the weights' values has changed, such as a module, an

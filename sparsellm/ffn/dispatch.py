@@ -40,7 +40,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds of one FFN forward at one shape, see costs.py."""
+    """Milliseconds of a call of one FFN at one shape, in training with its backward pass."""
 
     dense: float
     fixed: float  # sparse, if no neuron fires

@@ -165,7 +165,7 @@ def estimate_memory(
     else:
         per_token = m.num_hidden_layers * (saved + boundary)
     if recipe.runtime.loss == "torch":
-        # Compiled, the gradient takes the logits' place (2.2 bytes a logit measured at 32,768 ×
+        # Compiled, the gradient takes the logits' place (2.2 bytes per logit measured at 32,768 ×
         # 50,304 on one H200, commit 4dbf639); eager keeps fp32 logits and their gradient too.
         logit_bytes = half if recipe.runtime.compile else half + 8
         per_token += recipe.padded_vocab_size * logit_bytes

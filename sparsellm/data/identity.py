@@ -20,7 +20,7 @@ from sparsellm.data.shards import Shard
 from sparsellm.strict import read_model
 
 TOKENIZE_AGAIN = "run `sparsellm data tokenize` again"
-# Read in a second or two from a local disk, once a start.
+# Read in a second or two from a local disk, once per start.
 WHOLE_BYTES = 2 * 2**30
 _SAMPLE_BYTES = 65_536
 _CHUNK_BYTES = 2**22

@@ -26,7 +26,7 @@ class DropReport:
 
     tokens: int  # measured
     tokens_asked: int
-    context_length: int  # tokens a sequence
+    context_length: int  # tokens per sequence
     corpus: str
     files: list[str] | None
     dtype: str

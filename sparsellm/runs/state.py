@@ -101,7 +101,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> N
     for key, empty in stored.items():
         entry, name = key.split(".", 1)
         parameter = parameters[name]
-        # AdamW's `step` is one number a parameter; the moments have the parameter's layout.
+        # AdamW's `step` is one number per parameter; the moments have the parameter's layout.
         like = parameter if empty.shape == parameter.shape else empty
         states[key] = torch.empty_like(
             like, dtype=empty.dtype, device=parameter.device, requires_grad=False

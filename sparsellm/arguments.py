@@ -5,6 +5,7 @@ import difflib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from sparsellm.paths import hub_id
 
@@ -37,6 +38,15 @@ def model_path(text: str) -> Path:
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
     meant = f"; did you mean {path.parent / close[0]}?" if close else ""
     raise argparse.ArgumentTypeError(f"{text}: no such file or folder{meant}")
+
+
+def add_model(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
+    """The positional argument of commands that read a model."""
+    text = (
+        "checkpoint, run, exported or Hugging Face folder, or a model of the hub "
+        "(owner/name[@revision])"
+    )
+    parser.add_argument(name, type=model_path, metavar="MODEL", help=text, **options)
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> argparse.Action:

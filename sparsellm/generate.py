@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparsellm.arguments import model_path, positive_int
+from sparsellm.arguments import add_model, positive_int
 from sparsellm.waiting import waiting
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm --help` must not
@@ -35,8 +35,7 @@ def add_generate_parser(commands: Any) -> None:
         description="Continues a prompt, which the model sees as the beginning of a document. The "
         "text goes to stdout; the number of non-zeros per token and the speed go to stderr.",
     )
-    text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
-    parser.add_argument("source", type=model_path, metavar="MODEL", help=text)
+    add_model(parser, "source")
     prompt = parser.add_mutually_exclusive_group()
     text = "text to continue (default: the beginning of a held-out document)"
     prompt.add_argument("--prompt", help=text)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sparsellm.arguments import check_out, model_path, positive_int
+from sparsellm.arguments import add_model, check_out, positive_int
 from sparsellm.waiting import waiting
 
 ANALYSIS_FOLDER = "analysis"  # in a checkpoint, or in a folder of weights without one
@@ -21,8 +21,7 @@ def add_analyze_parser(commands: Any) -> None:
         description="Runs held-out text through a model and writes statistics.json, and the "
         "patterns of its first tokens as traces.npz.",
     )
-    text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
-    parser.add_argument("source", type=model_path, metavar="MODEL", help=text)
+    add_model(parser, "source")
     text = "files of text to read (default: the recipe's corpus)"
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = "tokens to count (default: 1,048,576)"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparsellm.arguments import add_overrides, model_path, positive_int
+from sparsellm.arguments import add_model, add_overrides, positive_int
 from sparsellm.ffn.capacity import SHRUNK_STEPS
 from sparsellm.waiting import waiting
 
@@ -72,8 +72,7 @@ def _add_seconds(parser: argparse.ArgumentParser) -> None:
 
 
 def _forward_options(parser: argparse.ArgumentParser) -> None:
-    text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
-    parser.add_argument("checkpoints", type=model_path, nargs="+", metavar="MODEL", help=text)
+    add_model(parser, "checkpoints", nargs="+")
     text = "files of text to compute (default: the held-out text of the recipe)"
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = "sequences in a forward (default: train.micro_batch_size, or 16,384 tokens for auto)"

@@ -1,4 +1,4 @@
-"""``sparsellm eval CHECKPOINT``: benchmark scores, a table, and a JSON beside the checkpoint."""
+"""``sparsellm eval MODEL``: benchmark scores, a table, and a JSON beside the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsellm import __version__
-from sparsellm.arguments import check_out, model_path, positive_int
+from sparsellm.arguments import add_model, check_out, positive_int
 from sparsellm.waiting import waiting
 
 if TYPE_CHECKING:
@@ -33,13 +33,9 @@ def add_eval_parser(commands: Any) -> None:
         help="score a checkpoint on benchmarks (eval/suite.yaml), through lm-eval",
         description="Scores a checkpoint on the tasks of eval/suite.yaml, zero-shot, through "
         "lm-eval, or on any other task that lm-eval knows (--tasks). On several GPUs: accelerate "
-        "launch --config_file launch/ddp8.yaml -m sparsellm eval CHECKPOINT",
+        "launch --config_file launch/ddp8.yaml -m sparsellm eval MODEL",
     )
-    text = (
-        "a checkpoint, a run (runs/debug), an exported folder, or a model of the Hugging Face hub "
-        "(owner/name[@revision]), such as a dense baseline"
-    )
-    parser.add_argument("checkpoint", type=model_path, metavar="CHECKPOINT", help=text)
+    add_model(parser, "checkpoint")
     text = "read DIR/<task>/<split>.jsonl instead of the Hugging Face hub"
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help=text)
     text = (

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from sparsellm.arguments import model_path, positive_int
+from sparsellm.arguments import add_model, positive_int
 from sparsellm.waiting import waiting
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
@@ -13,8 +13,7 @@ _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may writ
 def add_export_parsers(commands: Any) -> None:
     """Adds both to the ``sparsellm`` command."""
     export = commands.add_parser("export", help="write a checkpoint for stock transformers")
-    text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
-    export.add_argument("source", type=model_path, metavar="MODEL", help=text)
+    add_model(export, "source")
     export.add_argument("folder", type=Path, metavar="DIR", help="new folder to write")
     text = "type of the weights (default: bf16)"
     export.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help=text)

@@ -152,7 +152,10 @@ _QUICK = [["--help"], ["trian"], ["train", "--help"], ["train", "debug", "--step
 
 @pytest.mark.parametrize("command", _QUICK, ids=" ".join)
 def test_answers_without_torch(command):
-    """Under a second on an idle machine: what would take longer cannot be imported here."""
+    """Under a second on an idle machine, and under two on a busy one.
+
+    What would take longer cannot be imported here.
+    """
     slow = ["torch", "transformers", "numpy", "pyarrow", "fsspec"]
     if "--help" in command:
         slow += ["pydantic", "psutil"]
@@ -166,7 +169,7 @@ def test_answers_without_torch(command):
     )
     assert "Traceback" not in found.stderr
     assert found.stdout or "error:" in found.stderr
-    assert _seconds_of_children() - began < 1
+    assert _seconds_of_children() - began < 2
 
 
 def _seconds_of_children() -> float:

@@ -157,7 +157,12 @@ def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
     """
     kept: list[str] = []
     others: list[str] = []
+    files = list(files)
+    described = [Path(file) for file in files if _format(file)[0] == "tokens"]
+    beside = {str(path.with_suffix(end)) for path in described for end in (".idx", ".json")}
     for file in files:
+        if file in beside:  # they say what the tokens are, and are read with them
+            continue
         names = Path(file.removeprefix(folder)).parts
         visible = not any(name.startswith((".", "_")) for name in names)
         is_data = _format(file)[0] and Path(file).suffix.lower() != ".md"

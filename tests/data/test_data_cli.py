@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -98,6 +99,18 @@ def test_tokens_give_the_stream_of_their_text_and_go_on_where_it_was(texts, tmp_
     after, _ = _stream(text, state)
     assert all(torch.equal(a, b) for a, b in zip(after, _stream(tokens, state)[0], strict=True))
     assert torch.equal(_held_out(text[0]), _held_out(tokens[0]))
+
+
+def test_of_a_folder_of_tokens_the_tokens_alone_are_text(texts, tmp_path, caplog):
+    assert _tokenize(texts, tmp_path / "tokens") == 0
+    folder = str(tmp_path / "tokens" / "train")
+    [corpus] = load_corpora(DataConfig(corpus="local", files=[folder], validation_fraction=0))
+    assert [Path(shard.url).name for shard in corpus.train] == [
+        "00000.bin",
+        "00001.bin",
+        "00002.bin",
+    ]
+    assert not caplog.messages
 
 
 def test_shards_have_megatrons_layout(texts, tmp_path):

@@ -113,6 +113,19 @@ def test_of_a_folder_of_tokens_the_tokens_alone_are_text(texts, tmp_path, caplog
     assert not caplog.messages
 
 
+def test_other_documents_of_tokens_held_out_are_another_stream(texts, tmp_path):
+    assert _tokenize(texts, tmp_path / "tokens") == 0
+    own = {"corpus": "local", "files": [str(tmp_path / "tokens" / "train")]}
+    some, more, none = (
+        load_corpora(DataConfig(**own, validation_fraction=share)) for share in (0.1, 0.3, 0)
+    )
+    _, state = _stream(some, count=4)
+    _stream(some, state, count=4)
+    for other in (more, none):
+        with pytest.raises(DataStateMismatch, match=r"files of corpus local are not those"):
+            _stream(other, state)
+
+
 def test_shards_have_megatrons_layout(texts, tmp_path):
     assert _tokenize(texts, tmp_path) == 0
     path = tmp_path / "train" / "00000.bin"

@@ -137,13 +137,15 @@ def gpu_seconds(run: RunData) -> tuple[list[int], list[float]]:
     not record them.
     """
     steps, found, total, last = [], [], 0.0, 0.0
+    process = unknown = {"ranks": 1}
     for record in run.train:
         step, seconds = record["step"], record.get("train_seconds")
         if seconds is None:
             return [], []
-        ranks = [s["ranks"] for s in run.sessions if s["step"] < step] or [1]
-        # A new process counts from zero.
-        total += ranks[-1] * (seconds - last if seconds >= last else seconds)
+        before, process = process, [unknown, *(s for s in run.sessions if s["step"] < step)][-1]
+        if process is not before or seconds < last:
+            last = 0.0  # a new process counts from zero
+        total += process["ranks"] * (seconds - last)
         last = seconds
         steps.append(step)
         found.append(total)

@@ -36,7 +36,7 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     task = {"acc": 0.25, "acc_stderr": 0.1, "rows": 8, "of": 8, "in_mean": True}
     scores = {"kind": "evaluation", "step": 4, "tokens": 1024, "mean": 0.25, "mean_stderr": 0.1}
     trained = [record(recipe, step) for step in (1, 2, 3, 4)]
-    for line, seconds in zip(trained, (2.0, 3.0, 0.5, 0.75), strict=True):
+    for line, seconds in zip(trained, (2.0, 3.0, 3.5, 3.75), strict=True):
         line["train_seconds"] = seconds  # by two processes, of one rank and of two
     lines = [*trained, *validations, scores | {"tasks": {"piqa": task}}]
     session = {"kind": "session", "step": 0, "tokens": 0, "id": "a", "started": "2026-01-02T03:04"}
@@ -57,7 +57,7 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     assert by_metric["validation_loss", 2] == 3.0
     assert by_metric["validation_loss", 4] == 1.0
     assert by_metric["gpu_seconds", 2] == 3.0
-    assert by_metric["gpu_seconds", 4] == 3.0 + 2 * 0.75
+    assert by_metric["gpu_seconds", 4] == 3.0 + 2 * 3.75
     assert rows[0]["case"]["learning_rate"] == recipe.optimizer.learning_rate
     assert rows[0]["case"]["gate_learning_rate"] == 1e-4
     assert rows[0]["case"]["precision"] == recipe.runtime.precision

@@ -168,8 +168,11 @@ def is_finished(recipe: Recipe) -> bool:
             f"{path} is a run of another recipe (it differs in {', '.join(keys)}): move it away, "
             "or give the sweep another name"
         )
-    kinds = {"train", *measurements_due(recipe, recipe.train.steps)}
-    return kinds <= {r["kind"] for r in read_metrics(path) if r["step"] == recipe.train.steps}
+    last = [r for r in read_metrics(path) if r["step"] == recipe.train.steps]
+    done = {r["kind"] for r in last}
+    if any(r["kind"] == "failure" and r["what"] == "step" for r in last):
+        done.add("train")  # the step was skipped, and counts
+    return done >= {"train", *measurements_due(recipe, recipe.train.steps)}
 
 
 def _comparable(recipe: Recipe) -> dict[str, Any]:

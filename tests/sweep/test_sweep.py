@@ -376,3 +376,16 @@ def test_a_run_of_another_recipe_is_not_taken_for_a_finished_one(sweep_file, tin
     changed = recipe.model_copy(update={"seed": 7})
     with pytest.raises(ValueError, match=r"is a run of another recipe \(it differs in seed"):
         is_finished(changed)
+
+
+def test_a_run_whose_last_step_was_skipped_is_finished(tiny, tmp_path):
+    _write_sweep(tmp_path, tiny)
+    recipe = tiny("name=l1", "sparsity.l1_coefficient=0.02", f"logging.run_dir={tmp_path}")
+    path = recipe.run_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [line for line in lines if (line["kind"], line["step"]) != ("train", 4)]
+    failure = {"kind": "failure", "step": 4, "tokens": 1024, "error": ""}
+    for what, finished in (("target", False), ("step", True)):
+        found = [*kept, failure | {"what": what}]
+        path.write_text("".join(json.dumps(line) + "\n" for line in found))
+        assert is_finished(recipe) == finished

@@ -102,7 +102,8 @@ def bundled_sweeps() -> dict[str, str]:
 def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPlan:
     """Reads a sweep and resolves all recipes, so that a wrong key is found before any run starts.
 
-    ``overrides`` (``section.key=value``) are for all runs, and override the file.
+    ``overrides`` (``section.key=value``) are for all runs, and override the file, except what the
+    runs' names say: seeds and the values of `each`.
 
     Raises:
         FileNotFoundError: the sweep or recipe does not exist.
@@ -112,6 +113,10 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     path = named_file("sweep", name_or_path, folder, names)
     sweep = validate(Sweep, load_yaml(path), path)
+    named = {"name", "seed", *(key for variant in sweep.runs for key in variant.each)}
+    for override in overrides or []:
+        if (key := override.partition("=")[0].strip()) in named:
+            raise ValueError(f"--set {key}: the runs of {path} are named by it; change it there")
     base = load_recipe(sweep.recipe, overrides)
     folder = Path(base.logging.run_dir).expanduser() / sweep.name
     runs: list[PlannedRun] = []

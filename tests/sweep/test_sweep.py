@@ -90,6 +90,12 @@ def test_a_wrong_sweep_is_refused_before_anything_runs(sweep_file, change, messa
         load_plan(str(sweep_file(**change)))
 
 
+@pytest.mark.parametrize("key", ["seed", "name", "sparsity.l1_coefficient"])
+def test_what_the_names_of_the_runs_say_is_not_overridden(sweep_file, key):
+    with pytest.raises(ValueError, match=f"--set {key}: the runs of .*tiny.yaml are named by it"):
+        load_plan(str(sweep_file()), [f"{key}=1"])
+
+
 def test_runs_are_chosen_by_name(sweep_file, capsys):
     command = ["sweep", str(sweep_file()), "--list", "--only"]
     assert main([*command, "dense-*1", "l1*"]) == 0

@@ -178,4 +178,7 @@ def _clean_up(run: Run) -> None:
 def _rehearse(run: Run) -> None:
     """Forward and backward of one micro-batch of zeros; the caller discards the gradients."""
     shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
-    step.backward(run, step.forward(run, torch.zeros(shape, dtype=torch.int64)), 0.0)
+    device = run.accelerator.device
+    # Dropout in attention draws from the state of the steps, which a resumed run has restored.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        step.backward(run, step.forward(run, torch.zeros(shape, dtype=torch.int64)), 0.0)

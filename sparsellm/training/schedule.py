@@ -89,7 +89,8 @@ def next_may_launch(recipe: Recipe, step: int) -> bool:
     """Whether the step after ``step`` may be launched within it, see `next_step`.
 
     It may not if anything is saved or measured between the two, neurons are re-initialised, or the
-    micro-batch size may change: each of these needs the model or its memory, or changes it.
+    micro-batch size may change: each of these needs the model or its memory, or changes it. With
+    dropout it would draw random numbers, and a stop saves the state of those between the steps.
     """
     return (
         step < recipe.train.steps
@@ -97,4 +98,5 @@ def next_may_launch(recipe: Recipe, step: int) -> bool:
         and not measurements_due(recipe, step)
         and not recipe.sparsity.reinit_rate
         and recipe.train.micro_batch_size != "auto"
+        and not recipe.model.huggingface.get("attention_dropout")
     )

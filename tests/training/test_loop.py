@@ -183,6 +183,19 @@ def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides, cli_here):
     _assert_same(*outcomes)
 
 
+def test_dropout_in_attention_resumes_to_the_same_bits(tiny_overrides, cli_here):
+    overrides = [*tiny_overrides, "model.huggingface={attention_dropout: 0.2}"]
+    outcomes = []
+    for _ in range(2):
+        trained = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
+        assert trained.returncode == 0, trained.stderr
+        outcomes.append(_outcome(overrides))
+        last = load_recipe("debug", overrides).run_path / "checkpoints" / "step_00000004"
+        shutil.rmtree(last)  # as if it had been killed before
+    assert "resuming from" in trained.stdout
+    _assert_same(*outcomes)
+
+
 @pytest.mark.slow
 def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides, cli_here):
     """The last step's own checkpoint would give the same numbers again."""

@@ -84,7 +84,8 @@ def test_not_where_something_comes_between(tiny):
     recipe = tiny(*overrides, "evaluation.every_steps=7")
     apart = [step for step in range(1, 13) if not next_may_launch(recipe, step)]
     assert apart == [4, 5, 7, 8, 10, 12]
-    for other in ("sparsity.reinit_rate=0.1", "train.micro_batch_size=auto"):
+    dropout = "model.huggingface={attention_dropout: 0.1}"
+    for other in ("sparsity.reinit_rate=0.1", "train.micro_batch_size=auto", dropout):
         assert not next_may_launch(tiny("checkpoint.every_steps=0", other), 1)
 
 

@@ -107,7 +107,8 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
 
     Raises:
         FileNotFoundError: the sweep or recipe does not exist.
-        ValueError: an unknown key, values that contradict one another, or two runs of one name.
+        ValueError: an unknown key, values that contradict one another, two runs of one name, or
+            different settings under one.
     """
     folder = bundled("recipes") / "sweeps"
     names = sorted(path.stem for path in folder.glob("*.yaml"))
@@ -139,6 +140,15 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
     names = [run.name for run in runs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: two runs are called {min(twice)}; give them other names")
+    firsts: dict[str, Recipe] = {}
+    for run in runs:
+        first = firsts.setdefault(run.group, run.recipe)
+        same = run.recipe.model_copy(update={"name": first.name, "seed": first.seed})
+        if same != first:
+            raise ValueError(
+                f"{path}: runs of the group {run.group}, which are averaged, differ in more than "
+                "their seed; give them other names"
+            )
     return SweepPlan(sweep.name, sweep.description, folder, tuple(runs))
 
 

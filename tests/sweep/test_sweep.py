@@ -81,6 +81,10 @@ def test_a_plan_is_every_setting_and_seed(sweep_file, tmp_path):
         ({"set": {"train.step": 3}}, "unknown key 'train.step'; nearest .*'train.steps'"),
         ({"set": {"seed": 3}}, "key 'seed' is the sweep's own"),
         ({"runs": [{"name": "a"}, {"name": "a"}]}, "two runs are called a-seed0"),
+        (
+            {"runs": [{"name": "a"}, {"name": "a", "seeds": [1], "set": {"train.steps": 3}}]},
+            "runs of the group a, which are averaged, differ in more than their seed",
+        ),
         ({"recipe": "none"}, "recipe 'none': no such file"),
         ({"runs": [{"name": "a", "init_from": "b-seed0"}]}, "no run 'b-seed0' is listed before it"),
     ],

@@ -31,6 +31,11 @@ class Corpus:
         return fingerprint(self.train)
 
     @cached_property
+    def held_out(self) -> str:
+        """The same for the held-out shards."""
+        return fingerprint(self.validation)
+
+    @cached_property
     def witness(self) -> str | None:
         """Changes also on edits that leave the fingerprint unchanged; see identity.py."""
         return witness(self.train)

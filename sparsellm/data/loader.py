@@ -172,6 +172,7 @@ class TokenLoader:
             "corpora": {corpus.name: corpus.fingerprint for corpus in corpora},
             "groups": self._config.groups,
             "witnesses": {corpus.name: corpus.witness for corpus in corpora},
+            "held_out": {corpus.name: corpus.held_out for corpus in corpora},
         }
 
     @property

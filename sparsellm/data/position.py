@@ -94,6 +94,12 @@ def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
     witnesses = saved.get("witnesses", {})  # earlier versions had none
     for name, witness in present["witnesses"].items():
         notes += _compare_witnesses(name, witnesses.get(name), witness)
+    before = saved.get("held_out", {})  # earlier versions had none
+    notes += [
+        f"the held-out text of corpus {name} has changed: losses before and after are of other text"
+        for name, held_out in present["held_out"].items()
+        if before.get(name, held_out) != held_out
+    ]
     return notes
 
 

@@ -155,7 +155,7 @@ def _find_corpora(recipe: Recipe) -> tuple[Corpus, ...]:
     """The corpora with their fingerprints, which the first rank sends to the others."""
     corpora = load_corpora(recipe.data)
     for corpus in corpora:
-        _ = corpus.fingerprint, corpus.witness
+        _ = corpus.fingerprint, corpus.witness, corpus.held_out
     return corpora
 
 

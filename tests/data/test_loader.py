@@ -200,6 +200,19 @@ def test_of_a_large_corpus_files_that_were_written_since_are_told(tmp_path, monk
     assert note.startswith("files of corpus local were written since: edited or only copied?")
 
 
+def test_other_held_out_text_is_told(tmp_path):
+    for name in ("a", "held"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "x" * 9000}) + "\n")
+    own = {"files": [f"{tmp_path}/a.jsonl"], "validation_files": [f"{tmp_path}/held*.jsonl"]}
+    state = merge([_loader(load_corpus("local", **own)).state_dict()])
+    assert _loader(load_corpus("local", **own)).load_state_dict(state) == []
+    (tmp_path / "held2.jsonl").write_text(json.dumps({"text": "y"}) + "\n")
+    (note,) = _loader(load_corpus("local", **own)).load_state_dict(state)
+    assert note.startswith("the held-out text of corpus local has changed: losses before and")
+    del state["held_out"]  # as earlier versions saved it
+    assert _loader(load_corpus("local", **own)).load_state_dict(state) == []
+
+
 def test_a_position_of_an_earlier_version_is_refused():
     old = {"rank": 0, "world_size": 1, "num_workers": 0, "cursors": [[0, 0, 0, 0, 0, -1]]}
     with pytest.raises(DataStateMismatch, match="saved by an earlier version of sparsellm"):

@@ -141,6 +141,8 @@ def restore_run(run: Run, path: Path) -> list[str]:
         notes.append(
             f"λ starts anew from sparsity.l1_coefficient {run.recipe.sparsity.l1_coefficient:g}"
         )
+    elif run.target and _cause(changes, f"{_CHANGED}sparsity.l1_coefficient "):
+        notes.append("λ goes on as the controller left it, whatever sparsity.l1_coefficient is now")
     try:
         notes += run.loader.load_state_dict(merge(checkpoint.data_states(path)))
     except DataStateMismatch as mismatch:

@@ -126,6 +126,10 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
     own = [*overrides, "name=halves", "train.steps=13", "sparsity.target_per_layer=false"]
     done = cli_here("train", "--recipe", "debug", *set_arguments(own))
     assert "λ starts anew from sparsity.l1_coefficient" in done.stdout
+    own += ["train.steps=14", "sparsity.l1_coefficient=0.02"]
+    done = cli_here("train", "--recipe", "debug", *set_arguments(own))
+    assert "λ goes on as the controller left it" in done.stdout
+    assert read_metrics(path, "train")[-1]["l1_coefficient"] == pytest.approx(0.01, rel=0.07)
 
 
 @pytest.mark.parametrize(

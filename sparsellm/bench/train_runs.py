@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sparsellm.bench.record import Measurement
+from sparsellm.bench.record import Measurement, hardware
 from sparsellm.bench.timing import Reading, counters
 from sparsellm.bench.train_figures import MIN_STEADY, Figures, figures, measurements
 from sparsellm.processes.launched import launch_config, train_command, watch
@@ -136,7 +136,9 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
         ValueError: the launch fails, or sparsity has not settled.
     """
     wanted = _overrides(options, setting)
-    key = repr((options.recipe, setting, wanted, str(options.init_from), commit()))
+    # By what they depend on: a recipe's file changes under its name, and a run's newest checkpoint.
+    weights = options.init_from and str(find_checkpoint(options.init_from))
+    key = repr((recipe_of(options, setting).to_yaml(), setting, weights, commit(), hardware()))
     name = f"{setting.config}-{setting.gpus}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     kept = folder / f"{name}.json"
     if kept.is_file():

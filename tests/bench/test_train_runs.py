@@ -222,6 +222,31 @@ def test_what_was_measured_is_kept_in_the_folder(tmp_path, launches):
     assert len(launches) == 4
 
 
+def test_figures_of_another_recipe_machine_or_checkpoint_are_not_taken(
+    tmp_path, launches, monkeypatch
+):
+    recipe, machine = tmp_path / "own.yaml", ["1× A"]
+    monkeypatch.setattr(train_runs, "hardware", lambda: machine[0])
+    monkeypatch.setattr(train_runs, "find_checkpoint", lambda path: (path / "latest").read_text())
+    monkeypatch.setattr(train_runs, "_case", lambda options, setting: {"gpus": 1})
+    given = options("train", "--recipe", str(recipe), "--steps", "8")
+    given.folder, given.init_from = tmp_path / "kept", tmp_path
+    recipe.write_text("base: debug\n")
+    (tmp_path / "latest").write_text("step_1")
+    list(measure(given))
+    recipe.write_text("base: debug\nmodel: {num_hidden_layers: 3}\n")
+    list(measure(given))
+    assert len(launches) == 4
+    machine[0] = "1× B"
+    list(measure(given))
+    assert len(launches) == 6
+    (tmp_path / "latest").write_text("step_2")
+    list(measure(given))
+    assert len(launches) == 8
+    list(measure(given))
+    assert len(launches) == 8
+
+
 def test_a_bench_told_to_end_ends_what_it_launched(tmp_path, monkeypatch):
     started = tmp_path / "started"
     child = (

@@ -63,7 +63,8 @@ def _forward(module: nn.Linear, x: Tensor) -> Tensor:
     weight_NK, bias_N = module.weight, module.bias
     gradient = torch.is_grad_enabled() and (x.requires_grad or weight_NK.requires_grad)
     few = x.numel() <= FEW_TOKENS * x.shape[-1]
-    if few or gradient or module.training or x.dtype != weight_NK.dtype:
+    own_type = x.dtype == weight_NK.dtype and x.dtype in ELEMENTS  # after `model.float()` it is not
+    if few or gradient or module.training or not own_type:
         return nn.Linear.forward(module, x)
     derived: Derived = vars(module)[_INSTALLED]
     derived.update(module, weight_NK)

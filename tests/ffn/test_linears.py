@@ -64,6 +64,14 @@ def test_a_layer_follows_its_weight_and_a_copy_computes_with_its_own(model):
         assert torch.equal(other(x), -2 * before)
 
 
+def test_a_model_that_is_made_fp32_computes_in_fp32(model):
+    sparsellm.accelerate(model, precision="fp8")
+    model.float()
+    layer, x = model.get_submodule(LAYER), torch.randn(80, 64)
+    with torch.no_grad():
+        assert torch.equal(layer(x), F.linear(x, layer.weight))
+
+
 def test_a_compiled_layer_computes_the_same(model):
     sparsellm.accelerate(model, precision="fp8")
     layer = model.get_submodule(LAYER)

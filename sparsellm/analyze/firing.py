@@ -57,9 +57,11 @@ def analyze(
         nnz = [tally.update(active) for tally, active in zip(layers, patterns, strict=True)]
         token_M = token_BT.reshape(-1)
         by_token.update(token_M.to(device), torch.stack(nnz).double().mean(0))
-        if tokens < trace_tokens:
-            kept.append([pattern_trace(active_MN) for active_MN in patterns])
-            kept_ids.append(token_BT.numpy())
+        missing = max(trace_tokens // shape.context_length, 1) - tokens // shape.context_length
+        if missing > 0:  # sequences
+            rows = missing * shape.context_length
+            kept.append([pattern_trace(active_MN[:rows]) for active_MN in patterns])
+            kept_ids.append(token_BT[:missing].numpy())
         tokens += len(token_M)
     extremes = by_token.extremes(SHOWN_TOKENS, max(tokens // RAREST_TOKEN, MIN_OCCURRENCES))
     statistics = {

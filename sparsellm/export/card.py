@@ -51,11 +51,12 @@ def model_card(
     evaluation = _evaluation_of(pretrained, records)
     width = pretrained.recipe.model.intermediate_size
     trained_width = dropped.intermediate_size_before if dropped else width
+    trained = pretrained.trainer["step"] > 0  # else the recipe's data is not the model's
     parts = [
-        f"---\n{metadata(pretrained.recipe, evaluation, license_name)}\n---",
+        f"---\n{metadata(pretrained.recipe, evaluation, license_name, trained=trained)}\n---",
         _head(pretrained, records, dtype),
         *([_dropped(dropped)] if dropped else []),
-        _training(pretrained, records),
+        _training(pretrained, records) if trained else _UNTRAINED,
         _sparsity(pretrained, records, trained_width),
         _evaluation(pretrained, evaluation),
         _caveats(pretrained),
@@ -65,9 +66,19 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def metadata(recipe: Recipe, evaluation: Evaluation | None, license_name: str | None) -> str:
-    """The YAML between the card's two ``---`` lines, in the hub's form."""
-    sources = [] if recipe.data.files else hub_sources(recipe.data.corpus)
+def metadata(
+    recipe: Recipe,
+    evaluation: Evaluation | None,
+    license_name: str | None,
+    *,
+    trained: bool = True,
+) -> str:
+    """The YAML between the card's two ``---`` lines, in the hub's form.
+
+    The recipe's data is named if the model was ``trained`` on it.
+    """
+    named = trained and not recipe.data.files
+    sources = hub_sources(recipe.data.corpus) if named else []
     languages = sorted({source.language for source in sources if source.language})
     sparse = ["activation-sparsity"] if recipe.activation.exact_zeros else []
     data = ModelCardData(
@@ -149,8 +160,9 @@ def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
         ("L1 coefficient (on Σ over hidden units)", l1_text(recipe.sparsity, train)),
     ]
     if origin := trainer.get("init_from"):
-        before = f"`{origin['name']}` after {origin['tokens']:,} tokens, not counted above"
-        rows.append(("initial weights", before))
+        # Of weights that sparsellm has not trained, the tokens are unknown.
+        after = f" after {origin['tokens']:,} tokens" if origin["tokens"] else ""
+        rows.append(("initial weights", f"`{origin['name']}`{after}, not counted above"))
     if train:
         rows.append((f"training loss at step {train['step']:,}", f"{train['loss']:.4f} nats"))
     if held_out := _last(records, "validation"):
@@ -247,6 +259,8 @@ def _caveats(pretrained: Pretrained) -> str:
         lines.append(_OTHER_TOKENIZER)
     return "\n".join([*lines, _TOKENS])
 
+
+_UNTRAINED = "## Training\n\nUnknown: sparsellm has not trained these weights."
 
 _LOADS = """## Where it loads
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from runs.hf_models import MODELS, PUBLISHED, change, logits, stock_model, write_model
 from sparsellm.cli import main
 from sparsellm.estimate import count_parameters
+from sparsellm.export.card import model_card
 from sparsellm.export.save_export import export, import_export
 from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.hf_config import derive_recipe
@@ -28,6 +30,22 @@ def folder(request, tmp_path):
 
 
 every_model = pytest.mark.parametrize("folder", MODELS, indirect=True)
+
+
+@pytest.mark.parametrize("folder", ["Qwen3"], indirect=True)
+def test_the_card_of_others_weights_claims_no_training_of_ours(folder, tmp_path):
+    written, _ = import_export(folder, tmp_path / "run")
+    imported = load_pretrained(written)
+    card = model_card(imported, "fp32")
+    assert "Unknown: sparsellm has not trained these weights." in card
+    head = card.partition("\n---\n")[0]
+    assert "datasets" not in head
+    assert "language" not in head
+    begun = {"name": "theirs", "step": 0, "tokens": 0}
+    trainer = {"step": 1, "tokens": 256, "init_from": begun}
+    card = model_card(dataclasses.replace(imported, trainer=trainer), "fp32")
+    assert "| initial weights | `theirs`, not counted above |" in card
+    assert "datasets" in card.partition("\n---\n")[0]
 
 
 @every_model

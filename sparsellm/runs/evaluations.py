@@ -41,9 +41,10 @@ class Evaluation:
     limit: int | None = None  # rows that were scored, if some task has more
 
     @property
-    def worth(self) -> tuple[bool, int, int]:
+    def worth(self) -> tuple[bool, bool, int, int]:
         """A key for comparison: the larger, the more complete is the evaluation."""
-        return self.limit is None, len(self.scores), self.limit or 0
+        whole = self.limit is None
+        return whole, whole and self.mean is not None, len(self.scores), self.limit or 0
 
     @property
     def caveat(self) -> str:
@@ -76,8 +77,8 @@ class _ScoresFile(BaseModel):
 def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Evaluation]:
     """One evaluation per step, sorted; of several at the same step, the most complete one.
 
-    Whole tasks come before those with a limit, then the one with the most scores, then the one with
-    the most rows.
+    Whole tasks come before those with a limit, then the whole suite before other tasks, however
+    many, then the one with the most scores, then the one with the most rows.
 
     Reads the run's records of kind ``evaluation`` and every ``eval*.json`` in the run's folder, in
     ``checkpoints/`` and in a checkpoint.

@@ -312,6 +312,17 @@ def test_what_was_cut_short_is_marked(tiny):
     assert [e.limit for e in read_evaluations(path, [])] == [None]
 
 
+def test_many_other_tasks_do_not_hide_the_suites_mean(tiny):
+    recipe = tiny()
+    path = write_run(recipe, [record(recipe, 1)])
+    (path / "checkpoints").mkdir()
+    for name, value, tasks in (("", 0.5, ["piqa"]), ("_mmlu", None, ["law", "logic", "virology"])):
+        scored = {"step": 1, "mean": value, "tasks": {task: {"acc": 0.3} for task in tasks}}
+        (path / "checkpoints" / f"eval_step_00000001{name}.json").write_text(json.dumps(scored))
+    [found] = read_evaluations(path, [])
+    assert found.mean == Score(0.5, None)
+
+
 def test_without_evaluations_the_report_says_so(tiny):
     recipe = tiny()
     [run] = read_runs([write_run(recipe, [record(recipe, 1)])])

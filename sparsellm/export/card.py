@@ -17,6 +17,7 @@ from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
 from sparsellm.runs.hf_tokenizer import auto_tokenizer_agrees
+from sparsellm.runs.history import ABANDONED
 from sparsellm.runs.pretrained import Pretrained
 from sparsellm.runs.records import METRICS_FILE, l1_text, of_kind, read_metrics
 
@@ -236,9 +237,14 @@ def _records(pretrained: Pretrained) -> list[dict[str, Any]]:
 
 
 def _run_path(path: Path) -> Path | None:
-    """The run of a checkpoint ``<run>/checkpoints/step_…``; an exported folder has none."""
+    """The run of a checkpoint ``<run>/checkpoints/step_…``; an exported folder has none.
+
+    A branch that was set aside has its checkpoints beside its records.
+    """
     parent = path.absolute().parent
-    return parent.parent if parent.name == "checkpoints" else None
+    if parent.name == "checkpoints":
+        return parent.parent
+    return parent if parent.parent.name == ABANDONED else None
 
 
 def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:

@@ -126,7 +126,7 @@ def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, 
         "recipe": recipe.name,
         "run": path.parent.parent.name if is_checkpoint else path.name,
         "step": pretrained.trainer.get("step"),
-        "l1_coefficient": last_l1(path, pretrained.recipe),
+        "l1_coefficient": last_l1(path, pretrained),
         "layers": model.num_hidden_layers,
         "K": model.hidden_size,
         "N": model.intermediate_size,
@@ -136,13 +136,14 @@ def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, 
     }
 
 
-def last_l1(path: Path, recipe: Recipe) -> float:
-    """λ at the end of a checkpoint's run, from its records, since a target or a ramp changes it."""
-    run_path = path.parent.parent
+def last_l1(path: Path, pretrained: Pretrained) -> float:
+    """λ at a checkpoint's step, from its run's records, since a target or a ramp changes it."""
+    run_path, trained = path.parent.parent, pretrained.recipe.sparsity.l1_coefficient
     if not (run_path / METRICS_FILE).is_file():
-        return recipe.sparsity.l1_coefficient
-    train = read_metrics(run_path, "train")
-    return float(train[-1]["l1_coefficient"]) if train else recipe.sparsity.l1_coefficient
+        return trained
+    step = pretrained.trainer["step"]
+    train = [r for r in read_metrics(run_path, "train") if r["step"] <= step]
+    return float(train[-1]["l1_coefficient"]) if train else trained
 
 
 def held_out(pretrained: Pretrained, recipe: Recipe, files: list[str] | None = None) -> Tensor:

@@ -43,13 +43,13 @@ class Group:
 
 def _group(name: str, runs: list[RunData], bench: list[dict[str, Any]]) -> Group:
     """A group of these runs; ``bench`` has records about the runs of all groups."""
+    of_run = {  # of a run that was measured again, the last
+        (line["metric"], line["case"].get("run")): line["ratio"]
+        for line in bench
+        if line["bench"] == "model_forward"
+    }
     ratios = {
-        metric: [
-            line["ratio"]
-            for line in bench
-            if (line["bench"], line["metric"]) == ("model_forward", metric)
-            and line["case"].get("run") in {run.path.name for run in runs}
-        ]
+        metric: [of_run[key] for run in runs if (key := (metric, run.path.name)) in of_run]
         for metric in ("tokens_per_ms", "mJ_per_token")
     }
     rates = [[r["tokens_per_second"] for r in run.train[len(run.train) // 2 :]] for run in runs]

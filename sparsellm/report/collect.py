@@ -61,6 +61,12 @@ class RunData:
     sample: Sample | None  # None if training has not ended, or ran in several processes
 
     @property
+    def finished(self) -> bool:
+        """Whether its last process ended so; a last step that was skipped has no record."""
+        last = self.sessions[-1]["id"] if self.sessions else ""
+        return self.session_ends.get(last, {}).get("how") == "finished"
+
+    @property
     def resumed_at(self) -> list[int]:
         """The first recorded step of each process after the first."""
         if self.sessions:

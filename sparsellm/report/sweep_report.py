@@ -162,8 +162,14 @@ def _against(losses: list[float], baseline: float | None) -> str:
 
 
 def _caveats(sweep: SweepData) -> list[str]:
-    newest = [run.evaluations[-1] for g in sweep.groups for run in g.runs if run.evaluations]
-    return [f"Scores: {caveat}." for caveat in sorted({e.caveat for e in newest} - {""})]
+    runs = [run for g in sweep.groups for run in g.runs]
+    newest = [run.evaluations[-1] for run in runs if run.evaluations]
+    steps = [(r.label, r.train[-1]["step"], r.recipe.train.steps) for r in runs if not r.finished]
+    part = [f"{label} (step {at:,} of {of:,})" for label, at, of in steps if at < of]
+    return [
+        *([f"Not trained to the end: {', '.join(part)}."] if part else []),
+        *(f"Scores: {caveat}." for caveat in sorted({e.caveat for e in newest} - {""})),
+    ]
 
 
 def _markdown(rows: list[list[str]], note: str) -> str:

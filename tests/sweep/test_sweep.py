@@ -356,6 +356,21 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     assert "give run folders, or one sweep" in capsys.readouterr().err
 
 
+def test_runs_that_have_not_ended_are_named_under_the_table(tiny, tmp_path):
+    _write_sweep(tmp_path, tiny)
+    metrics = tmp_path / "l1" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(True)[:3]))
+    page, table, *_ = write_sweep_report(tmp_path)
+    said = "Not trained to the end: l1 (step 3 of 4)."
+    assert said in table.read_text()
+    assert said in page.read_text()
+    session = {"step": 0, "tokens": 0}
+    end = {"kind": "session_end", "step": 4, "tokens": 1024, "session": "A", "how": "finished"}
+    ended = [session | {"kind": "session", "id": "A"}, end]  # its last step was skipped
+    metrics.write_text(metrics.read_text() + "".join(json.dumps(r) + "\n" for r in ended))
+    assert "Not trained" not in write_sweep_report(tmp_path)[1].read_text()
+
+
 def test_groups_that_differ_in_lambda_alone_are_one_curve(tiny, tmp_path):
     _write_sweep(tmp_path, tiny, [("l1-1e-05", 1e-5, 5.3), ("l1-0.0003", 3e-4, 5.15)])
     assert [(i, [g.group for g in own]) for i, own in read_sweep(tmp_path).families()] == [

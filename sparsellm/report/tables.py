@@ -192,7 +192,7 @@ def _nnz(run: RunData) -> str:
 def _value(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _collapsed(title: str, content: str) -> str:

@@ -247,6 +247,10 @@ def test_differences_are_the_keys_that_differ(tiny):
     keys = re.findall(r"<tr><th scope='row'>(.*?)</th>", difference_table(runs))
     assert keys == ["seed", "sparsity.l1_coefficient"]
     assert "One run" in difference_table(runs[:1])
+    rates = ("a", 0.001), ("b", 0.0010000001)
+    recipes = [tiny(f"name={name}", f"optimizer.learning_rate={rate}") for name, rate in rates]
+    table = difference_table(read_runs([write_run(r, [record(r, 1)]) for r in recipes]))
+    assert "<td>0.001</td><td>0.0010000001</td>" in table
 
 
 # --- evaluations ----------------------------------------------------------------------------------

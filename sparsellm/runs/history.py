@@ -66,7 +66,7 @@ def finish_change(run_path: Path) -> None:
                 write_atomically(aside / name, (run_path / name).read_text(encoding="utf-8"))
         for name in change.leaving:
             if (folder / name).exists() and not (aside / name).exists():
-                for scores in folder.glob(f"eval_{name}*.json"):  # they move before it
+                for scores in folder.glob(f"eval_{name}*"):  # and samples; they move before it
                     scores.rename(aside / scores.name)
                 (folder / name).rename(aside / name)
                 fsync(aside)

@@ -50,12 +50,14 @@ def test_going_back_sets_the_later_checkpoints_and_their_records_aside(run_path)
     folder = run_path / "checkpoints"
     (run_path / "wandb_id").write_text("1234")
     (run_path / "wandb_sent.json").write_text('{"train": 40}')
+    (folder / "eval_step_00000040_samples").mkdir()
     notes = begin_branch(run_path, folder / "step_00000030")
     assert not list(run_path.glob("wandb_*"))  # its steps from 31 on are others
     aside = run_path / "abandoned" / "1"
     assert "step_00000035, step_00000040 and the records" in notes[0]
     assert f"--resume {aside / 'step_00000040'} returns" in notes[0]
-    names = ["eval_step_00000040.json", "metrics.jsonl", "recipe.yaml"]
+    names = ["eval_step_00000040.json", "eval_step_00000040_samples", "metrics.jsonl"]
+    names += ["recipe.yaml"]
     assert _names(aside) == [*names, "step_00000035", "step_00000040"]
     assert _steps(aside) == list(range(1, 41))
     assert _names(folder) == ["latest", "step_00000030"]

@@ -91,14 +91,17 @@ class SweepData:
 
     @property
     def dense_relu(self) -> float | None:
-        """Mean held-out loss of gated ReLU without L1, the baseline of sparse runs."""
+        """Mean held-out loss of gated ReLU without L1, the baseline of sparse runs.
+
+        None where several groups are such, as of two sizes: none of them is the baseline of all.
+        """
         return self._mean_loss(
             lambda r: r.ffn.activation == "relu" and r.ffn.gated and r.sparsity.l1_coefficient == 0
         )
 
     @property
     def silu(self) -> float | None:
-        """Mean held-out loss of SiLU."""
+        """Mean held-out loss of SiLU, in the same way."""
         return self._mean_loss(lambda r: r.ffn.activation == "silu")
 
     def families(self) -> list[tuple[int, list[Group]]]:
@@ -115,7 +118,7 @@ class SweepData:
 
     def _mean_loss(self, wanted: Any) -> float | None:
         chosen = [g for g in self.groups if wanted(g.runs[0].recipe)]
-        losses = [loss for g in chosen for loss in g.held_out_losses]
+        losses = chosen[0].held_out_losses if len(chosen) == 1 else []
         return fmean(losses) if losses else None
 
 

@@ -371,6 +371,13 @@ def test_runs_that_have_not_ended_are_named_under_the_table(tiny, tmp_path):
     assert "Not trained" not in write_sweep_report(tmp_path)[1].read_text()
 
 
+def test_of_two_dense_groups_none_is_the_baseline(tiny, tmp_path):
+    _write_sweep(tmp_path, tiny, more=[("dense-relu-wide", 0.0, 4.0)])
+    table = write_sweep_report(tmp_path)[1].read_text()
+    row = next(line for line in table.splitlines() if line.startswith("| l1 "))
+    assert "%" not in row.split("5.1510")[1]
+
+
 def test_groups_that_differ_in_lambda_alone_are_one_curve(tiny, tmp_path):
     _write_sweep(tmp_path, tiny, [("l1-1e-05", 1e-5, 5.3), ("l1-0.0003", 3e-4, 5.15)])
     assert [(i, [g.group for g in own]) for i, own in read_sweep(tmp_path).families()] == [

@@ -91,8 +91,8 @@ def accelerate(
     This is for inference: an FFN's own forward runs where a gradient is needed and while the module
     trains. It also runs once anything but the weights' values has changed, such as a module, an
     activation's threshold or a hook. Parameters and state dict stay as they are; a transposed copy
-    of W_d is kept, which follows the weight: call it again only after a change through ``.data``
-    or to a compiled model.
+    of W_d is kept, which follows the weight: call it again only after a change through ``.data``,
+    of weights that were made in inference mode (they count no changes), or to a compiled model.
 
     Args:
         model: from transformers, such as Llama, Qwen3, Arcee, OPT or T5; in bf16 or fp16, on a GPU.

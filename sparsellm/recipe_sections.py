@@ -381,9 +381,9 @@ class RuntimeConfig(StrictModel):
         "bf16",
         description="Number type of matrix products; weights, gradients and optimizer state stay "
         "fp32. With fp8 (on Ada, Hopper and newer GPUs) these multiply e4m3 numbers, with a scale "
-        "per token and per neuron: the gates of sparse FFNs, linear layers without bias of attention "
-        "and of dense FFNs (for their output and the gradient of their input), and the head (for "
-        "its output). Everything else is then bf16",
+        "per token and per neuron: the gates of sparse FFNs, linear layers without bias of "
+        "attention and of dense FFNs (for their output and the gradient of their input), and the "
+        "head (for its output). Everything else is then bf16",
     )
     compile: bool = Field(True, description="torch.compile of each transformer block and the loss")
     activation_checkpointing: bool = Field(

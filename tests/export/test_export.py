@@ -605,6 +605,7 @@ def _error(capsys, *arguments):
 
 
 def test_a_folder_that_is_not_a_checkpoint(tmp_path, capsys):
+    (tmp_path / "nothing").mkdir()
     line = _error(capsys, "export", tmp_path / "nothing", tmp_path / "out")
     assert "nothing is not a checkpoint" in line
     line = _error(capsys, "import", tmp_path, tmp_path / "run")

@@ -1,8 +1,7 @@
 """The data loader's rate, the time to its first micro-batch, and the memory of a worker.
 
 The rate is in tokens per second, from shards on disk to micro-batches in this process, as one rank
-of a training run has it. The time to the first micro-batch is measured for a fresh and a resumed
-loader.
+of a run has it. The time to the first micro-batch is measured for a fresh and a resumed loader.
 
 The rate to exceed: an H100 consumes about 100,000 GPT-2 tokens per second at 0.5B (paper: 97.3 per
 millisecond).

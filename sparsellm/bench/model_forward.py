@@ -138,12 +138,10 @@ def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, 
 
 def last_l1(path: Path, pretrained: Pretrained) -> float:
     """λ at a checkpoint's step, from its run's records, since a target or a ramp changes it."""
-    run_path, trained = path.parent.parent, pretrained.recipe.sparsity.l1_coefficient
-    if not (run_path / METRICS_FILE).is_file():
-        return trained
-    step = pretrained.trainer["step"]
-    train = [r for r in read_metrics(run_path, "train") if r["step"] <= step]
-    return float(train[-1]["l1_coefficient"]) if train else trained
+    run_path = path.parent.parent
+    train = read_metrics(run_path, "train") if (run_path / METRICS_FILE).is_file() else []
+    until = [r["l1_coefficient"] for r in train if r["step"] <= pretrained.trainer["step"]]
+    return float(until[-1]) if until else pretrained.recipe.sparsity.l1_coefficient
 
 
 def held_out(pretrained: Pretrained, recipe: Recipe, files: list[str] | None = None) -> Tensor:

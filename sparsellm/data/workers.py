@@ -4,7 +4,6 @@ Sequences travel through pipes in parcels: /dev/shm is not used, and the end of 
 a worker was killed.
 """
 
-import multiprocessing
 import os
 import pickle
 import queue
@@ -12,7 +11,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -158,7 +157,7 @@ def worker_context() -> Any:
     A fork of the training process would inherit the threads of CUDA, tiktoken and Arrow in an
     unknown state.
     """
-    context = multiprocessing.get_context("forkserver")
+    context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     # The server inherits the mask, so that no signal ends it, and its workers with it. Signals are
     # blocked, not ignored: any thread may block them, and this process gets them afterwards.
@@ -185,7 +184,7 @@ def begin_worker() -> None:
 
 
 def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
+    parent = parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)

@@ -13,9 +13,8 @@ that fired decides the width. L layers, N intermediate_size before, W after, M t
 hidden_size.
 """
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -94,7 +93,7 @@ def drop_dead_neurons(
         for layer, kept_W in zip(model.model.layers, kept_LW.to(device), strict=True):
             _narrow(layer.mlp, kept_W)
         model.config.intermediate_size = width
-    return dataclasses.replace(pretrained, recipe=narrow), report
+    return replace(pretrained, recipe=narrow), report
 
 
 @torch.no_grad()

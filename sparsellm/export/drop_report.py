@@ -1,9 +1,8 @@
 """The result of dropping dead neurons: for the terminal, the model card and `drop_dead.json`."""
 
-import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 DROP_DEAD_FILE = "drop_dead.json"
 _COLUMNS = ("layer", "fired", "never fired", "of these kept", "dropped", "nearest dropped")
@@ -102,7 +101,7 @@ number; each neuron alone, tokens taken as independent, text of the same kind in
 
     def to_json(self) -> str:
         """All fields and derived values as JSON."""
-        content = dataclasses.asdict(self)
+        content = asdict(self)
         content["rate_bound_95"] = self._rate_bound
         content["gate_gemm_saved"] = self._gate_gemm_saved
         return json.dumps(content) + "\n"

@@ -3,10 +3,9 @@
 Shapes: M tokens, K hidden_size, N intermediate_size; everything contiguous, on one GPU.
 """
 
-import functools
 import statistics
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ def costs_of(call: Measured) -> Costs:
     return measure_costs(call._replace(num_tokens=largest))
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def measure_costs(call: Measured) -> Costs:
     """Times inference on random weights, dense and sparse, once per shape; waits for the GPU.
 
@@ -130,7 +129,7 @@ def median_ms(calls: list[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> Costs:
     """Times forward and backward on random weights, dense and sparse; waits for the GPU.
 

@@ -6,7 +6,6 @@ from textwrap import shorten
 from typing import Any
 
 import transformers
-from transformers import AutoConfig, PretrainedConfig
 
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, PUBLISHED
 from sparsellm.model import model_config
@@ -39,7 +38,7 @@ _NO_FUNCTION = {
 }
 
 
-def read_config(path: Path) -> PretrainedConfig:
+def read_config(path: Path) -> transformers.PretrainedConfig:
     """The configuration of a folder, as stock transformers has it; no code of the folder runs.
 
     Raises:
@@ -51,7 +50,7 @@ def read_config(path: Path) -> PretrainedConfig:
         if published:
             found = _published(read_json(file, REMEDY))
         else:
-            found = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            found = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
         found.to_dict()
     except Exception as error:  # transformers raises many kinds
         reason = shorten(str(error), 200)  # transformers writes paragraphs
@@ -64,7 +63,7 @@ def read_config(path: Path) -> PretrainedConfig:
     return found
 
 
-def _published(content: dict[str, Any]) -> PretrainedConfig:
+def _published(content: dict[str, Any]) -> transformers.PretrainedConfig:
     """One of the paper's checkpoints: a stock block whose FFN is ReLU, whatever the file says.
 
     Where it says nothing, embeddings are tied and RoPE's base is 100,000, as in the paper's models.
@@ -82,7 +81,7 @@ def _published(content: dict[str, Any]) -> PretrainedConfig:
     width = content.get("sparsity_new_intermediate_size") or content["intermediate_size"]
     usual = {"tie_word_embeddings": True, "rope_theta": 100_000.0}
     config_class = getattr(transformers, ARCHITECTURES[family].config_class)
-    found: PretrainedConfig = config_class.from_dict(
+    found: transformers.PretrainedConfig = config_class.from_dict(
         {**usual, **fields, "intermediate_size": width, "hidden_act": "relu"}
     )
     return found
@@ -105,10 +104,10 @@ def check_config(
             )
 
 
-def _function_of(config: PretrainedConfig) -> dict[str, Any]:
+def _function_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
     """The fields that decide what function the weights compute."""
     values = config.to_dict()
-    common = PretrainedConfig().to_dict().keys() - {"model_type"}
+    common = transformers.PretrainedConfig().to_dict().keys() - {"model_type"}
     heads = max(1, values.get("num_attention_heads", 1))
     width = values.get("head_dim") or values.get("hidden_size", 0) // heads
     return {

@@ -18,7 +18,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.tensor import DTensor
 
@@ -47,7 +46,7 @@ class Saver:
         folder: Path,
         keep: int,
         ancestors: Sequence[str] = (),
-        group: ProcessGroup | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self.ancestors = list(ancestors)
         self._folder, self._keep, self._group = folder, keep, group

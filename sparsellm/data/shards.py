@@ -174,7 +174,7 @@ def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
     return kept
 
 
-@cache  # a training lists its files before torch is loaded, and again when it reads them
+@cache  # a run lists its files before torch is loaded, and again when it reads them
 def _warn_once(message: str) -> None:
     logger.warning(message)
 

@@ -1,13 +1,12 @@
 """Arguments that several commands have, and checks of them before anything is loaded."""
 
 import argparse
-import difflib
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from sparsellm.paths import hub_id
+from sparsellm.paths import closest, hub_id
 
 
 def positive_int(text: str) -> int:
@@ -34,9 +33,8 @@ def model_path(text: str) -> Path:
     path = Path(text)
     if path.exists() or hub_id(path):
         return path
-    names = [other.name for other in path.parent.glob("*")]
-    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
-    meant = f"; did you mean {path.parent / close[0]}?" if close else ""
+    close = closest(path.name, (other.name for other in path.parent.glob("*")))
+    meant = f"; did you mean {path.parent / close}?" if close else ""
     raise argparse.ArgumentTypeError(f"{text}: no such file or folder{meant}")
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -50,12 +50,17 @@ def named_file(
     for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
         if candidate.is_file():
             return candidate
-    close = difflib.get_close_matches(name_or_path, names, n=1, cutoff=0.5)
-    meant = f"did you mean {close[0]!r}? " if close else ""
+    close = closest(name_or_path, names)
+    meant = f"did you mean {close!r}? " if close else ""
     raise FileNotFoundError(
         f"{kind} {name_or_path!r}: no such file, and no bundled {kind} of that name; "
         f"{meant}bundled are {', '.join(names)}{remedy}"
     )
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The one of these names that was probably meant; None if none is like it."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)), None)
 
 
 def hub_id(path: Path) -> str | None:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sparsellm.paths import closest
+
 # Names that other frameworks use for the recipe's keys.
 _SYNONYMS = {
     "lr": ("optimizer.learning_rate",),
@@ -111,8 +113,8 @@ def _keys_named(name: str, keys: list[str]) -> list[str]:
 
 
 def _did_you_mean(value: object, choices: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(str(value), choices)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 def _either(words: list[str]) -> str:

@@ -135,10 +135,10 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
     Raises:
         ValueError: the launch fails, or sparsity has not settled.
     """
-    wanted = _overrides(options, setting)
+    wanted, recipe = _overrides(options, setting), recipe_of(options, setting)
     # By what they depend on: a recipe's file changes under its name, and a run's newest checkpoint.
     weights = options.init_from and str(find_checkpoint(options.init_from))
-    key = repr((recipe_of(options, setting).to_yaml(), setting, weights, commit(), hardware()))
+    key = repr((recipe.to_yaml(), setting, weights, commit(), hardware()))
     name = f"{setting.config}-{setting.gpus}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     kept = folder / f"{name}.json"
     if kept.is_file():
@@ -157,7 +157,7 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
                 now = [read(step) for read in readers]
                 energy = sum(gpu.millijoules for gpu in now)
                 readings[step] = Reading(step, energy, now[0].sm_mhz)
-    tokens = recipe_of(options, setting).train.global_batch_tokens
+    tokens = recipe.train.global_batch_tokens
     counted = list(readings.values())
     found = figures(records, counted, tokens, settles=setting.side != DENSE, on_gpu=on_gpu)
     write_atomically(kept, json.dumps(found._asdict()) + "\n")

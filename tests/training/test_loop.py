@@ -45,6 +45,18 @@ def _outcome(overrides):
     return records, checkpoint.load(path), tensors, checkpoint.data_states(path)
 
 
+def _whole_and_resumed(cli_here, overrides, last):
+    """The outcomes of a run, and of the same run resumed as if killed before it saved ``last``."""
+    outcomes = []
+    for _ in range(2):
+        trained = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
+        assert trained.returncode == 0, trained.stderr
+        outcomes.append(_outcome(overrides))
+        shutil.rmtree(load_recipe("debug", overrides).run_path / "checkpoints" / last)
+    assert "resuming from" in trained.stdout
+    return outcomes
+
+
 def _assert_same(one, other):
     records, _, kinds, positions = one
     assert other[0] == records
@@ -170,14 +182,7 @@ def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "ffn.kernels=sparse", "model.intermediate_size=2048"]
     overrides += ["sparsity.l1_coefficient=0.03", "train.steps=80"]
     overrides += ["checkpoint.every_steps=40", "validation.every_steps=40"]
-    outcomes = []
-    for _ in range(2):
-        trained = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-        assert trained.returncode == 0, trained.stderr
-        outcomes.append(_outcome(overrides))
-        last = load_recipe("debug", overrides).run_path / "checkpoints" / "step_00000080"
-        shutil.rmtree(last)  # as if it had been killed before
-    assert "resuming from" in trained.stdout
+    outcomes = _whole_and_resumed(cli_here, overrides, "step_00000080")
     for record in (*outcomes[0][0], *outcomes[1][0]):
         record.get("kernels", {}).pop("overflows", None)
     _assert_same(*outcomes)
@@ -185,15 +190,7 @@ def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides, cli_here):
 
 def test_dropout_in_attention_resumes_to_the_same_bits(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "model.huggingface={attention_dropout: 0.2}"]
-    outcomes = []
-    for _ in range(2):
-        trained = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-        assert trained.returncode == 0, trained.stderr
-        outcomes.append(_outcome(overrides))
-        last = load_recipe("debug", overrides).run_path / "checkpoints" / "step_00000004"
-        shutil.rmtree(last)  # as if it had been killed before
-    assert "resuming from" in trained.stdout
-    _assert_same(*outcomes)
+    _assert_same(*_whole_and_resumed(cli_here, overrides, "step_00000004"))
 
 
 @pytest.mark.slow

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from conftest import set_arguments
+from conftest import process_env, set_arguments
 
 from gpu.conditions import need_kernels
 from sparsellm.recipe import load_recipe
@@ -13,6 +17,7 @@ from sparsellm.training import micro_batch
 
 pytestmark = pytest.mark.gpu
 
+LIMITED = Path(__file__).with_name("limited_memory.py")
 WARMUP = 4
 SIZE = [
     "model.hidden_size=512",
@@ -35,30 +40,38 @@ SIZE = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_memory_that_sparse_layers_leave_is_used(tiny_overrides, cli_here, monkeypatch):
-    need_kernels()
+@pytest.fixture
+def train(tiny_overrides):
+    """Trains in a process of its own, with a part of the GPU's memory; returns its steps' records.
 
-    def train(name, size):
-        own = [*tiny_overrides, *SIZE, f"name={name}", f"train.micro_batch_size={size}"]
-        torch.cuda.empty_cache()
-        result = cli_here("train", "--recipe", "debug", *set_arguments(own))
+    In this process, what earlier tests have left on the GPU would count.
+    """
+
+    def run(known, usable, *overrides):
+        own = [*tiny_overrides, *SIZE, *overrides]
+        command = [sys.executable, str(LIMITED), str(known), str(usable)]
+        command += ["train", "--recipe", "debug", *set_arguments(own)]
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=process_env()
+        )
         assert result.returncode == 0, result.stderr
         records = read_metrics(load_recipe("debug", own).run_path)
         return [record for record in records if record["kind"] == "train"]
 
-    fixed, other = train("fixed", 8), train("other", 4)
-    device = torch.device("cuda", 0)
-    whole = micro_batch.device_memory(device)
-    total = int(max(record["memory_gib"] for record in fixed) * 2**30 * 1.1 / micro_batch.ROOM)
-    monkeypatch.setattr(micro_batch, "device_memory", lambda device: total)
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(total / whole, device)
-    try:
-        found = train("auto", "auto")
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_memory_that_sparse_layers_leave_is_used(train):
+    need_kernels()
+    whole = micro_batch.device_memory(torch.device("cuda", 0))
+    fixed, other = (
+        train(whole, whole, f"name=of-{size}", f"train.micro_batch_size={size}") for size in (8, 4)
+    )
+    peak = max(record["memory_gib"] for record in fixed) * 2**30
+    part = int(peak * 1.1 / micro_batch.ROOM)
+    found = train(part, part, "name=auto", "train.micro_batch_size=auto")
     sizes = [record["micro_batch_size"] for record in found]
     assert sizes[-1] > sizes[0]
     assert sizes == sorted(sizes)
@@ -77,20 +90,11 @@ def test_the_memory_that_sparse_layers_leave_is_used(tiny_overrides, cli_here, m
     print({size: sorted(of)[len(of) // 2] for size, of in rates.items()})
 
 
-def test_a_size_that_the_gpu_has_no_room_for_is_halved(tiny_overrides, cli_here, monkeypatch):
-    """A real error of CUDA: the process may have little more than what is allocated now."""
-    own = [*tiny_overrides, *SIZE, "ffn.kernels=dense", "train.steps=2", "runtime.compile=false"]
-    own += ["train.micro_batch_size=auto", "name=halved"]
-    device = torch.device("cuda", 0)
-    share = 3 * 2**30 / micro_batch.device_memory(device)
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(share, device)
-    try:
-        result = cli_here("train", "--recipe", "debug", *set_arguments(own))
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
-    assert result.returncode == 0, result.stderr
-    records = read_metrics(load_recipe("debug", own).run_path)
-    sizes = {record["micro_batch_size"] for record in records if record["kind"] == "train"}
+def test_a_size_that_the_gpu_has_no_room_for_is_halved(train):
+    """A real error of CUDA: the estimate allows all sequences of a step on the whole GPU."""
+    whole = micro_batch.device_memory(torch.device("cuda", 0))
+    own = ["ffn.kernels=dense", "train.steps=2", "runtime.compile=false", "name=halved"]
+    records = train(whole, 3 * 2**30, *own, "train.micro_batch_size=auto")
+    sizes = {record["micro_batch_size"] for record in records}
     assert len(sizes) == 1
     assert sizes.pop() < 64  # sequences of a step, which the estimate allows on the whole GPU

@@ -173,6 +173,7 @@ def _case(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
     union = recipe.ffn.format == "union"  # to TwELL, the order of tokens makes no difference
     in_order = sparse and union and recipe.runtime.token_order == "auto"
     target, precision = recipe.sparsity.target_nnz, recipe.runtime.precision
+    optimizer = recipe.optimizer.name
     return {
         "recipe": recipe.name,
         "layers": recipe.model.num_hidden_layers,
@@ -184,6 +185,7 @@ def _case(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
         **({"token_order": "auto"} if in_order else {}),
         **({} if gradients == "autograd" else {"weight_gradients": gradients}),
         **({} if precision == "bf16" else {"precision": precision}),
+        **({} if optimizer == "adamw" else {"optimizer": optimizer}),
         "global_batch_tokens": recipe.train.global_batch_tokens,
         "micro_batch_size": recipe.train.micro_batch_size,
         "l1_coefficient": recipe.sparsity.l1_coefficient,  # with a target, only its first value

@@ -1,0 +1,99 @@
+"""Times one step of the optimizer, AdamW's and Muon's, in the layout of a launch configuration.
+
+    accelerate launch --config_file launch/fsdp2.yaml benchmarks/optimizer_step.py \\
+        --recipe 2b --set runtime.precision=fp8 --record benchmarks/results.jsonl
+
+Model, layout and parameter groups are those of a training run; gradients are random numbers. The
+baseline of Muon's time is AdamW's, and their ratio says how many times longer Muon takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from sparsellm.bench.record import Measurement, append, row
+from sparsellm.processes.distributed import largest
+from sparsellm.recipe import load_recipe
+from sparsellm.training.optimizer import build_optimizer
+from sparsellm.training.run import Run, build_run, close_run
+
+QUIET = ["validation.every_steps=0", "train.micro_batch_size=1", "ffn.kernels=dense"]
+WARM_STEPS = 3  # allocate the optimizer's state and compile its kernels
+
+
+def main(words: list[str] | None = None) -> None:
+    """Prints the figures of the first rank, and records them with ``--record``."""
+    parser = argparse.ArgumentParser(description="Times one step of the optimizer.")
+    parser.add_argument("--recipe", required=True, help="a bundled recipe or a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
+    options = parser.parse_args(words)
+    wanted = [*QUIET, *options.set]
+    run = build_run(load_recipe(options.recipe, wanted))
+    case = {
+        "recipe": run.recipe.name,
+        "gpus": run.accelerator.num_processes,
+        "config": layout(run),
+        "precision": run.recipe.runtime.precision,
+    }
+    found: list[Measurement] = []
+    for name in ("adamw", "muon"):
+        recipe = load_recipe(options.recipe, [*wanted, f"optimizer.name={name}"])
+        optimizer = build_optimizer(run.objective, recipe)
+        milliseconds = statistics.median(step_milliseconds(run, optimizer, options.steps))
+        del optimizer
+        baseline = found[0].value if found else None
+        ratio = milliseconds / baseline if baseline else None
+        own = case | {"optimizer": name}
+        found.append(
+            Measurement("optimizer_step", own, "step_ms", milliseconds, "ms", baseline, ratio)
+        )
+    if run.accelerator.is_main_process:
+        for measurement in found:
+            print(row([measurement]))
+        if options.record:
+            append(found, options.record)
+    close_run(run)
+
+
+def layout(run: Run) -> str:
+    """The launch configuration, by what accelerate made of it."""
+    if run.accelerator.num_processes == 1:
+        return "single"
+    if not run.accelerator.is_fsdp2:
+        return "ddp8"
+    return "fsdp2" if run.accelerator.parallelism_config is None else "hsdp"
+
+
+def step_milliseconds(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    """Of each step, the time of the rank that took longest."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    device, found = run.accelerator.device, []
+    for step in range(WARM_STEPS + steps):
+        run.accelerator.wait_for_everyone()
+        _finish(device)
+        begin = time.perf_counter_ns()
+        optimizer.step()
+        _finish(device)
+        nanoseconds = largest(time.perf_counter_ns() - begin, device)
+        if step >= WARM_STEPS:
+            found.append(nanoseconds / 1e6)
+    optimizer.zero_grad()
+    return found
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main()

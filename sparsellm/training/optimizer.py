@@ -1,6 +1,5 @@
 """The optimizer, and targeted re-initialisation of dead neurons."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import OptimizerConfig
+from sparsellm.training.muon import MuonAndAdamW
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -39,9 +39,10 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if gates:
         scale = {"lr_scale": config.gate_lr_scale}
         groups.append({"params": list(gates.values()), **decay, **scale})
-    if muons:
-        return MuonAndAdamW(list(muons.values()), groups, config)
-    return _adamw(groups, config)
+    adamw = _adamw(groups, config)
+    if not muons:
+        return adamw
+    return MuonAndAdamW(list(muons.values()), config.learning_rate, config.weight_decay, adamw)
 
 
 def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
@@ -52,65 +53,6 @@ def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim
         eps=config.eps,
         fused=True,
     )
-
-
-class MuonAndAdamW(torch.optim.Optimizer):
-    """`torch.optim.Muon` for matrices, AdamW for everything else.
-
-    Muon's update of an (A, B) matrix is scaled by ``0.2 √max(A, B)``, to the root mean square of
-    AdamW's updates. So one learning rate and one decoupled weight decay serve both.
-
-    Args:
-        matrices: that Muon updates.
-        others: AdamW's groups.
-        config: of the recipe.
-    """
-
-    def __init__(
-        self, matrices: Sequence[Tensor], others: list[dict[str, Any]], config: OptimizerConfig
-    ) -> None:
-        self._muon = torch.optim.Muon(
-            list(matrices),
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        )
-        self._adamw = _adamw(others, config)
-        self.found_inf: Tensor | None = None
-        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of all parameters, or none where ``found_inf`` is 1."""
-        assert closure is None
-        first, *others = self.param_groups
-        # accelerate replaces groups and state, so both parts are given them at every step.
-        self._muon.state = self._adamw.state = self.state
-        for parameter in first["params"]:
-            if parameter.grad is not None:
-                self._update_matrix(parameter, first)
-        self._adamw.param_groups = others
-        if self.found_inf is not None:
-            self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
-        self._adamw.step()
-
-    def _update_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        """Muon's step of one matrix, undone on the device where ``found_inf`` is 1."""
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        changed = [_local(parameter), _local(state["momentum_buffer"])]
-        before = [tensor.clone() for tensor in changed]
-        self._muon.param_groups = [group | {"params": [parameter]}]
-        self._muon.step()
-        if self.found_inf is not None:
-            for tensor, old in zip(changed, before, strict=True):
-                tensor.copy_(torch.where(self.found_inf.bool(), old, tensor))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

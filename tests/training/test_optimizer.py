@@ -11,6 +11,7 @@ from conftest import set_arguments
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from warm import ranks
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
@@ -21,6 +22,7 @@ from sparsellm.runs.state import optimizer_tensors
 from sparsellm.training.optimizer import build_optimizer, reinit_dead_neurons
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
+from training import muon_worker
 
 
 def test_decay_is_on_matrices_only(tiny):
@@ -94,6 +96,16 @@ def test_gates_beside_muon_have_their_own_learning_rate_over_the_schedule(tiny, 
     for name, most in first.items():  # of AdamW's first step, which is as long as the rate
         assert most == pytest.approx(5e-4 if pattern in name else 2e-3, rel=1e-2), name
     assert sum(pattern in name for name in first) == run.recipe.model.num_hidden_layers
+
+
+def test_muon_computes_what_torch_does():
+    muon_worker.check(torch.clone, "one process")
+
+
+@pytest.mark.slow
+def test_ranks_that_divide_muons_matrices_compute_what_one_does():
+    result = ranks(4, muon_worker.__file__)
+    assert result.returncode == 0, result.stderr[-3000:]
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

@@ -12,7 +12,6 @@ import numpy as np
 import sweep_results
 from results import Drawn, Line
 from sparsellm.report import drawing
-from sweep_results import SweepGroup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,34 +122,31 @@ _STYLES = dict(zip(_KINDS.values(), (0, 4, 1, 5, 3, 6), strict=True)) | dict(
 
 
 def _frontier_curves(lines: Sequence[Line]) -> dict[tuple[str, str], _Curve]:
-    """By kind and precision, of those that were trained to the end with their GPU time recorded.
+    """By kind and precision, at the best learning rate of all GPUs.
 
-    All are of one kind of GPU, that on which the most kinds of FFN were trained.
+    Of runs that were trained to the end with their GPU time recorded. All are of one kind of GPU,
+    that on which the most kinds of FFN were trained at their best rate.
     """
-    groups = sweep_results.sweep_groups(lines)
-    by_gpu = {group.gpu: list[SweepGroup]() for group in groups}
-    for group in groups:
-        plain = "reinit" not in group.name and "muon" not in group.name
-        if group.sweep == "frontier" and plain and group.case["gated"] and group.gpu_seconds:
-            by_gpu[group.gpu].append(group)
-    every = [_curves(own) for own in by_gpu.values()]
-    return max(every, key=lambda curves: len({kind for kind, _ in curves}), default={})
-
-
-def _curves(groups: Sequence[SweepGroup]) -> dict[tuple[str, str], _Curve]:
     # Of each kind, precision and learning rate, which name the runs differently: the seeds' lines.
-    found: dict[tuple[str, str, float], list[Line]] = defaultdict(list)
-    for group in groups:
+    found: dict[tuple[str, str, float, str], list[Line]] = defaultdict(list)
+    for group in sweep_results.sweep_groups(lines):
         case = group.case
         keys = ("activation", "intermediate_size", "target_nnz")
         kind = _KINDS.get((*(case.get(key) for key in keys), "experts" in case))  # type: ignore[arg-type]
-        if kind:
-            found[kind, case["precision"], case["learning_rate"]] += group.lines
+        usual = not ("reinit" in group.name or "-first-" in group.name or "optimizer" in case)
+        if group.sweep == "frontier" and kind and usual and case["gated"] and group.gpu_seconds:
+            found[kind, case["precision"], case["learning_rate"], group.gpu] += group.lines
     last = max((line["case"]["step"] for own in found.values() for line in own), default=0)
-    best: dict[tuple[str, str], _Curve] = {}
-    for (kind, precision, _), own in found.items():
-        _keep_lower(best, (kind, precision), _curve(own, last))
-    return best
+    curves = {key: curve for key, own in found.items() if (curve := _curve(own, last))}
+    best: dict[tuple[str, str], tuple[float, float]] = {}  # loss at the end, and learning rate
+    for (kind, precision, rate, _), curve in curves.items():
+        end = curve.losses[-1], rate
+        best[kind, precision] = min(end, best.get((kind, precision), end))
+    by_gpu: dict[str, dict[tuple[str, str], _Curve]] = defaultdict(dict)
+    for (kind, precision, rate, gpu), curve in curves.items():
+        if rate == best[kind, precision][1]:
+            by_gpu[gpu][kind, precision] = curve
+    return max(by_gpu.values(), key=lambda own: len({kind for kind, _ in own}), default={})
 
 
 def _keep_lower(

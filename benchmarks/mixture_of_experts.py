@@ -193,14 +193,15 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
     options = parser.parse_args(words)
     recipe = load_recipe(options.recipe, options.set)
+    rate = recipe.optimizer.learning_rate
     case = {
-        "run": f"moe-{options.active}-of-{options.experts}-seed{recipe.seed}",
+        "run": f"moe-{options.active}-of-{options.experts}-{rate:g}-seed{recipe.seed}",
         "layers": recipe.model.num_hidden_layers,
         "hidden_size": recipe.model.hidden_size,
         "intermediate_size": recipe.model.intermediate_size,
         "experts": options.experts,
         "active_experts": options.active,
-        "learning_rate": recipe.optimizer.learning_rate,
+        "learning_rate": rate,
         "activation": "silu",
         "gated": True,
         "l1_coefficient": 0.0,

@@ -142,7 +142,7 @@ def frontier_table(lines: Sequence[Line]) -> Made | None:
             + ACTIVATIONS[g.case["activation"]].title
             + ("" if g.case["gated"] else ", non-gated")
             + (", re-initialised" if "reinit" in g.name else "")
-            + (", Muon" if "muon" in g.name else "")
+            + (", Muon" if g.case.get("optimizer") == "muon" else "")
             + (f", {g.case['experts']} experts" if "experts" in g.case else ""),
             "; ".join(
                 [f"{g.case['intermediate_size']:,}"]

@@ -86,6 +86,8 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
         "gated": recipe.ffn.gated,
         "target_nnz": recipe.sparsity.target_nnz,
     }
+    if recipe.optimizer.name != "adamw":
+        base["optimizer"] = recipe.optimizer.name
     if recipe.optimizer.gate_learning_rate is not None:
         base["gate_learning_rate"] = recipe.optimizer.gate_learning_rate
     found: list[Measurement] = []

@@ -47,6 +47,7 @@ def test_experts_are_not_taken_for_a_dense_layer_and_other_runs_are_left_out():
         *run("moe", 4.5, width=11264, experts=32),
         *run("wide4-target60", 4.4, **SPARSE),
         *run("wide4-target60-reinit", 4.3, **SPARSE),
+        *run("wide4-target60-first-0.001", 4.35, **SPARSE),
         *run("wide4-target30", 4.2, **SPARSE | {"target_nnz": 30.0}),
     ]
     curves = frontier_figure._frontier_curves(lines)
@@ -81,6 +82,16 @@ def test_one_kind_of_gpu_is_shown_that_with_the_most_kinds_of_ffn():
         line["hardware"] = "1× NVIDIA H100 80GB HBM3, 9 cores"
     curves = frontier_figure._frontier_curves([*h100, *h200])
     assert sorted(curve.losses[-1] for curve in curves.values()) == [4.41, 4.51, 4.52]
+
+
+def test_a_rate_that_is_not_the_best_on_another_gpu_is_left_out():
+    h200 = [*run("dense-silu", 4.5), *run("wide4-target60", 4.4, **SPARSE)]
+    h200 += run("dense-relu2-0.002", 4.6, activation="relu2", learning_rate=2e-3)
+    h100 = [*run("dense-relu2", 4.52, activation="relu2")]
+    for line in h100:
+        line["hardware"] = "1× NVIDIA H100 80GB HBM3, 9 cores"
+    curves = frontier_figure._frontier_curves([*h200, *h100])
+    assert sorted(curve.losses[-1] for curve in curves.values()) == [4.4, 4.5]
 
 
 def test_runs_of_one_gpu_time_end_at_steps_of_their_own():

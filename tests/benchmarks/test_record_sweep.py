@@ -59,6 +59,7 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     assert by_metric["gpu_seconds", 2] == 3.0
     assert by_metric["gpu_seconds", 4] == 3.0 + 2 * 3.75
     assert rows[0]["case"]["learning_rate"] == recipe.optimizer.learning_rate
+    assert rows[0]["case"]["optimizer"] == "muon"
     assert rows[0]["case"]["gate_learning_rate"] == 1e-4
     assert rows[0]["case"]["precision"] == recipe.runtime.precision
     losses = [r["loss"] for r in trained]

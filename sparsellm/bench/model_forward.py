@@ -27,8 +27,9 @@ from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.runs.history import records_until, run_of
 from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained, load_recipe_of
-from sparsellm.runs.records import METRICS_FILE, read_metrics
+from sparsellm.runs.records import of_kind
 
 # Relative norms for the logits. Rounding adds up over layers; a wrong layer differs far more.
 MAX_DIFFERENCE = {"own": 0.1, "fp8": 0.25}
@@ -121,10 +122,9 @@ def _layer_result(accelerated: nn.Module, arguments: Any) -> list[tuple[str, Ten
 
 def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, Any]:
     path, model = pretrained.path, pretrained.recipe.model
-    is_checkpoint = path.parent.name == "checkpoints"
     return {
         "recipe": recipe.name,
-        "run": path.parent.parent.name if is_checkpoint else path.name,
+        "run": pretrained.recipe.name if run_of(path) else path.name,
         "step": pretrained.trainer.get("step"),
         "l1_coefficient": last_l1(path, pretrained),
         "layers": model.num_hidden_layers,
@@ -138,9 +138,8 @@ def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, 
 
 def last_l1(path: Path, pretrained: Pretrained) -> float:
     """λ at a checkpoint's step, from its run's records, since a target or a ramp changes it."""
-    run_path = path.parent.parent
-    train = read_metrics(run_path, "train") if (run_path / METRICS_FILE).is_file() else []
-    until = [r["l1_coefficient"] for r in train if r["step"] <= pretrained.trainer["step"]]
+    records = records_until(path, pretrained.trainer["step"])
+    until = [line["l1_coefficient"] for line in of_kind(records, "train")]
     return float(until[-1]) if until else pretrained.recipe.sparsity.l1_coefficient
 
 

@@ -223,12 +223,13 @@ def _log_to_wandb(loaded: Pretrained, scores: Scores) -> None:
     """Logs to the training run's wandb run, if it has one."""
     from sparsellm.evaluate.scores import to_record
     from sparsellm.runs.dashboard import WANDB_ID_FILE, start_wandb, wandb_values
+    from sparsellm.runs.history import run_of
 
-    run_path = loaded.path.resolve().parent.parent
     if loaded.recipe.logging.wandb == "disabled":
         return
-    if not (run_path / WANDB_ID_FILE).is_file():
-        print(f"not logged to wandb: {run_path} is not a run folder (it has no {WANDB_ID_FILE})")
+    run_path = run_of(loaded.path.resolve())
+    if run_path is None or not (run_path / WANDB_ID_FILE).is_file():
+        print(f"not logged to wandb: {loaded.path} is not of a run with the file {WANDB_ID_FILE}")
         return
     place = {"run_dir": str(run_path.parent)}  # the folder may have moved since
     logging = loaded.recipe.logging.model_copy(update=place)

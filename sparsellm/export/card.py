@@ -1,7 +1,6 @@
 """The model card: training, data, scores, and the programs that cannot load the model."""
 
 import re
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,9 +16,9 @@ from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
 from sparsellm.runs.hf_tokenizer import auto_tokenizer_agrees
-from sparsellm.runs.history import ABANDONED
+from sparsellm.runs.history import records_until, run_of
 from sparsellm.runs.pretrained import Pretrained
-from sparsellm.runs.records import METRICS_FILE, l1_text, of_kind, read_metrics
+from sparsellm.runs.records import METRICS_FILE, l1_text, of_kind
 
 CARD_FILE = "README.md"
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
@@ -48,7 +47,7 @@ def model_card(
     Raises:
         ValueError: one of these files is damaged.
     """
-    records = _records(pretrained)
+    records = records_until(pretrained.path, int(pretrained.trainer["step"]))
     evaluation = _evaluation_of(pretrained, records)
     width = pretrained.recipe.model.intermediate_size
     trained_width = dropped.intermediate_size_before if dropped else width
@@ -220,31 +219,11 @@ def _evaluation(pretrained: Pretrained, found: Evaluation | None) -> str:
 
 
 def _evaluation_of(pretrained: Pretrained, records: list[dict[str, Any]]) -> Evaluation | None:
-    run_path, step = _run_path(pretrained.path), int(pretrained.trainer["step"])
+    run_path, step = run_of(pretrained.path), int(pretrained.trainer["step"])
     # Evaluations of weights outside of a run need not record a step.
     steps = {step} if run_path else {step, None}
     found = read_evaluations(run_path or pretrained.path, records)
     return next((evaluation for evaluation in found if evaluation.step in steps), None)
-
-
-def _records(pretrained: Pretrained) -> list[dict[str, Any]]:
-    """The run's records up to the checkpoint."""
-    run_path = _run_path(pretrained.path)
-    if run_path is None or not (run_path / METRICS_FILE).is_file():
-        return []
-    step = int(pretrained.trainer["step"])
-    return [record for record in read_metrics(run_path) if record["step"] <= step]
-
-
-def _run_path(path: Path) -> Path | None:
-    """The run of a checkpoint ``<run>/checkpoints/step_…``; an exported folder has none.
-
-    A branch that was set aside has its checkpoints beside its records.
-    """
-    parent = path.absolute().parent
-    if parent.name == "checkpoints":
-        return parent.parent
-    return parent if parent.parent.name == ABANDONED else None
 
 
 def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:

@@ -10,17 +10,41 @@ start finishes it, so that records and weights are always of the same branch.
 import itertools
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sparsellm.runs.checkpoint import LATEST, RECIPE_FILE, checkpoints_in, latest
 from sparsellm.runs.dashboard import SENT_FILE, WANDB_ID_FILE
 from sparsellm.runs.files import fsync, write_atomically
 from sparsellm.runs.manifest import Manifest, read_manifest
-from sparsellm.runs.records import METRICS_FILE, read_lines, stays
+from sparsellm.runs.records import METRICS_FILE, read_lines, read_metrics, stays
 from sparsellm.strict import StrictModel, read_model
 
 ABANDONED = "abandoned"
 CHANGE_FILE = "branch.json"
 _NONE = -1  # as `records_until`: the records of no step stay
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The folder with the records of a checkpoint's run; None for an exported folder.
+
+    A branch that was set aside has its checkpoints beside its records.
+    """
+    parent = checkpoint.absolute().parent
+    if parent.name == "checkpoints":
+        return parent.parent
+    return parent if parent.parent.name == ABANDONED else None
+
+
+def records_until(checkpoint: Path, step: int) -> list[dict[str, Any]]:
+    """What a checkpoint's run recorded up to its step; nothing if it is of no run with records.
+
+    Raises:
+        ValueError: a line is damaged.
+    """
+    run_path = run_of(checkpoint)
+    if run_path is None or not (run_path / METRICS_FILE).is_file():
+        return []
+    return [line for line in read_metrics(run_path) if line["step"] <= step]
 
 
 class _Change(StrictModel):

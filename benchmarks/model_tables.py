@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import sweep_results
 import train_results
@@ -127,7 +129,7 @@ and energy are of all GPUs. Command: `sparsellm bench train`.
 
 
 def frontier_table(lines: Sequence[Line]) -> Made | None:
-    """Loss, rate and GPU time of FFNs of several widths; a row for each learning rate and GPU."""
+    """Loss, rate and GPU time of FFNs of several widths, each at its best learning rate."""
     groups = [g for g in sweep_results.sweep_groups(lines) if g.is_of_frontier and g.losses]
     if not groups:
         return None
@@ -135,32 +137,57 @@ def frontier_table(lines: Sequence[Line]) -> Made | None:
     steps = {name: [g.case["step"] for g in groups if g.sweep == name] for name in _sweeps(groups)}
     groups = [g for g in groups if 2 * g.case["step"] >= max(steps[g.sweep])]
     groups.sort(key=lambda g: (g.size, statistics.fmean(g.losses), g.name))
-    rows = [
-        [
-            f"{g.size[0]} × {g.size[1]}; {g.size[2] / 1e6:.1f}M",
-            ("sparse " if g.case["target_nnz"] else "dense ")
-            + ACTIVATIONS[g.case["activation"]].title
-            + ("" if g.case["gated"] else ", non-gated")
-            + (", re-initialised" if "reinit" in g.name else "")
-            + (", Muon" if g.case.get("optimizer") == "muon" else "")
-            + (f", {g.case['experts']} experts" if "experts" in g.case else ""),
-            "; ".join(
-                [f"{g.case['intermediate_size']:,}"]
-                + ([f"{statistics.fmean(g.nnz):,.0f}"] if g.nnz else [])
-                + ([f"{statistics.fmean(g.dead):.0%}"] if g.dead else [])
-            ),
-            f"{g.case['precision'].replace('fp8', 'FP8')}, {g.case['learning_rate']:g}"
-            + (f" (gates {gates:g})" if (gates := g.case.get("gate_learning_rate")) else ""),
-            ", ".join(f"{value:.3f}" for value in g.losses),
-            ", ".join(f"{rate / 1e3:,.0f}k" for rate in g.rates),
-            ", ".join(f"{seconds:,.1f}" for seconds in g.gpu_seconds)
-            + f" ({g.gpu.split()[1]})" * bool(g.gpu_seconds),
-        ]
-        for g in groups
-    ]
+    variants: dict[tuple[Any, ...], list[SweepGroup]] = defaultdict(list)
+    keys = ("intermediate_size", "target_nnz", "precision", "gate_learning_rate")
+    for g in groups:
+        variants[g.size, _ffn(g), *(g.case.get(key) for key in keys)].append(g)
+    rows = [_frontier_row(best, others) for best, *others in variants.values()]
     head = ["Model; tokens", "FFN", "Neurons; active; dead", "Precision, learning rate"]
     head += ["Held-out loss of each seed", "Training, tokens/s", "GPU seconds"]
+    head += ["Loss at other rates, and repeats"]
     return markdown_table(head, rows), [line for g in groups for line in g.lines]
+
+
+def _frontier_row(best: SweepGroup, others: Sequence[SweepGroup]) -> list[str]:
+    case = best.case
+    return [
+        f"{best.size[0]} × {best.size[1]}; {best.size[2] / 1e6:.1f}M",
+        _ffn(best),
+        "; ".join(
+            [f"{case['intermediate_size']:,}"]
+            + ([f"{statistics.fmean(best.nnz):,.0f}"] if best.nnz else [])
+            + ([f"{statistics.fmean(best.dead):.0%}"] if best.dead else [])
+        ),
+        f"{case['precision'].replace('fp8', 'FP8')}, {case['learning_rate']:g}"
+        + (f" (gates {gates:g})" if (gates := case.get("gate_learning_rate")) else ""),
+        _losses(best),
+        ", ".join(f"{rate / 1e3:,.0f}k" for rate in best.rates),
+        ", ".join(f"{seconds:,.1f}" for seconds in best.gpu_seconds)
+        + f" ({best.gpu.split()[1]})" * bool(best.gpu_seconds),
+        "; ".join(
+            f"{_losses(g)} ({g.case['learning_rate']:g}"
+            + (f", {g.gpu.split()[1]})" if g.gpu != best.gpu else ")")
+            for g in others
+        ),
+    ]
+
+
+def _ffn(group: SweepGroup) -> str:
+    """The FFN and how it is trained, without its sizes."""
+    case = group.case
+    return (
+        ("sparse " if case["target_nnz"] else "dense ")
+        + ACTIVATIONS[case["activation"]].title
+        + ("" if case["gated"] else ", non-gated")
+        + (", re-initialised" if "reinit" in group.name else "")
+        + (f", first λ {case['l1_coefficient']:g}" if "-first-" in group.name else "")
+        + (", Muon" if case.get("optimizer") == "muon" else "")
+        + (f", {case['experts']} experts" if "experts" in case else "")
+    )
+
+
+def _losses(group: SweepGroup) -> str:
+    return ", ".join(f"{value:.3f}" for value in group.losses)
 
 
 def _sweeps(groups: Sequence[SweepGroup]) -> list[str]:
@@ -168,12 +195,14 @@ def _sweeps(groups: Sequence[SweepGroup]) -> list[str]:
 
 
 FRONTIER_LEGEND = """
-Runs of `sparsellm sweep frontier` (the recipe `small`), `frontier-long` (with more tokens, and
-held-out text of both corpora), `frontier-0.5b` and `frontier-2b`, best first for each model and
-number of tokens. Model: layers × width. Active: neurons that fire for a token at the end, mean over
-layers. Dead: those that did not fire for a whole window of tokens. GPU seconds: of training steps
-alone; only those of one GPU compare. Rates and GPU seconds are missing where two runs shared the
-GPU, or where they were not recorded.
+Runs of `sparsellm sweep frontier` (the recipe `small`), `frontier-0.5b` and `frontier-2b`, and of
+`frontier-long` and `frontier-0.5b-long` (111.4M tokens, or as many as fit into the sparse run's
+time, and held-out text of two corpora). Best first for each model and number of tokens. A row is
+the variant at the best learning rate of its runs; the last column has the losses of its other runs,
+with their learning rate, and their GPU where it is another one. Model: layers × width. Active:
+neurons that fire for a token at the end, mean over layers. Dead: those that did not fire for a
+whole window of tokens. GPU seconds: of training steps alone; only those of one GPU compare. Rates
+and GPU seconds are missing where two runs shared the GPU, or where they were not recorded.
 """
 
 # --- quality --------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""The figure of loss against GPU time: which runs make a line, and which is shown."""
+"""Figure and table of loss against GPU time: which runs make a line, and which is shown."""
 
 from __future__ import annotations
 
 import pytest
 
 import frontier_figure
+import model_tables
 from sparsellm.report import drawing
 
 
@@ -17,7 +18,7 @@ def run(
         case = {"run": f"{name}-seed{seed}", "layers": 12, "hidden_size": 1024, "seed": seed}
         case |= {"activation": activation, "intermediate_size": width, "gated": True, "step": step}
         case |= {"learning_rate": learning_rate, "precision": "bf16", "tokens": 65_536 * step}
-        case |= {"l1_coefficient": 0.0} | more
+        case |= {"l1_coefficient": 0.0, "target_nnz": None} | more
         for metric, value in (("validation_loss", loss), ("gpu_seconds", seconds * step / 450)):
             line = {"bench": "sweep_frontier", "case": case, "metric": metric, "value": value}
             line |= {"hardware": "1× NVIDIA H200, 9 cores", "commit": "abc", "date": "2026-01-01"}
@@ -110,3 +111,26 @@ def test_runs_of_one_gpu_time_end_at_steps_of_their_own():
     assert {line["case"]["run"] for line in shown} == {"dense-silu-seed0", "wide1-target60-seed0"}
     assert len(shown) == 8
     assert frontier_figure.same_time(dense) is None
+
+
+def test_a_row_of_the_table_is_a_variant_at_its_best_learning_rate():
+    lines = [
+        *run("dense-silu", 4.6),
+        *run("dense-silu", 4.5, seed=1),
+        *run("dense-silu-0.002", 4.7, learning_rate=2e-3),
+        *run("wide4-target60-0.002", 4.3, learning_rate=2e-3, **SPARSE),
+        *run("wide4-target60-first-0.001", 4.45, **SPARSE | {"l1_coefficient": 1e-3}),
+        *run("wide4-target60-muon", 4.2, optimizer="muon", gate_learning_rate=1e-3, **SPARSE),
+    ]
+    repeat = run("wide4-target60", 4.4, **SPARSE)
+    for line in repeat:
+        line["hardware"] = "1× NVIDIA H100 80GB HBM3, 9 cores"
+    made = model_tables.frontier_table([*lines, *repeat])
+    assert made is not None
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in made[0].splitlines()[2:]]
+    assert [[row[1], row[3], row[4], row[-1]] for row in rows] == [
+        ["sparse ReLU, Muon", "bf16, 0.001 (gates 0.001)", "4.200", ""],
+        ["sparse ReLU", "bf16, 0.002", "4.300", "4.400 (0.001, H100)"],
+        ["sparse ReLU, first λ 0.001", "bf16, 0.001", "4.450", ""],
+        ["dense SiLU", "bf16, 0.001", "4.600, 4.500", "4.700 (0.002)"],
+    ]

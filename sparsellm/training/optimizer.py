@@ -36,6 +36,8 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     others = [p for name, p in matrices.items() if name not in muons and name not in gates]
     decay = {"weight_decay": config.weight_decay}
     groups = [{"params": others, **decay}, vectors]
+    for group in groups:
+        group["lr_scale"] = config.adamw_lr_scale
     if gates:
         scale = {"lr_scale": config.gate_lr_scale}
         groups.append({"params": list(gates.values()), **decay, **scale})

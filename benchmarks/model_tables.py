@@ -145,8 +145,7 @@ def frontier_table(lines: Sequence[Line]) -> Made | None:
         variants[g.size, _ffn(g), *(g.case.get(key) for key in keys)].append(g)
     rows = [_frontier_row(best, others) for best, *others in variants.values()]
     head = ["Model; tokens", "FFN", "Neurons; active; dead", "Precision, learning rate"]
-    head += ["Held-out loss of each seed", "Training, tokens/s", "GPU seconds"]
-    head += ["Loss at other rates, and repeats"]
+    head += ["Held-out loss of each seed", "GPU seconds", "Other runs: loss (learning rate)"]
     return markdown_table(head, rows), [line for g in groups for line in g.lines]
 
 
@@ -163,14 +162,9 @@ def _frontier_row(best: SweepGroup, others: Sequence[SweepGroup]) -> list[str]:
         f"{case['precision'].replace('fp8', 'FP8')}, {case['learning_rate']:g}"
         + _other_rates(case),
         _losses(best),
-        ", ".join(f"{rate / 1e3:,.0f}k" for rate in best.rates),
         ", ".join(f"{seconds:,.1f}" for seconds in best.gpu_seconds)
         + f" ({best.gpu.split()[1]})" * bool(best.gpu_seconds),
-        "; ".join(
-            f"{_losses(g)} ({g.case['learning_rate']:g}"
-            + (f", {g.gpu.split()[1]})" if g.gpu != best.gpu else ")")
-            for g in others
-        ),
+        "; ".join(f"{_losses(g)} ({g.case['learning_rate']:g})" for g in others),
     ]
 
 
@@ -206,10 +200,10 @@ Runs of `sparsellm sweep frontier` (the recipe `small`), `frontier-0.5b` and `fr
 `frontier-long` and `frontier-0.5b-long` (111.4M tokens, or as many as fit into the sparse run's
 time, and held-out text of two corpora). Best first for each model and number of tokens. A row is
 the variant at the best learning rate of its runs; the last column has the losses of its other runs,
-with their learning rate, and their GPU where it is another one. Model: layers × width. Active:
-neurons that fire for a token at the end, mean over layers. Dead: those that did not fire for a
-whole window of tokens. GPU seconds: of training steps alone; only those of one GPU compare. Rates
-and GPU seconds are missing where two runs shared the GPU, or where they were not recorded.
+some of them on another GPU. Model: layers × width. Active: neurons that fire for a token at the
+end, mean over layers. Dead: those that did not fire for a whole window of tokens. GPU seconds: of
+training steps alone; only those of one GPU compare. They are missing where two runs shared the GPU,
+or where they were not recorded.
 """
 
 # --- quality --------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def scaling_table(lines: Sequence[Line]) -> Made | None:
 SCALING_LEGEND = """
 Whole training runs through `accelerate launch` on GPUs of one node, dense → sparse (in token order
 unless the table says otherwise), from settled weights; both sides of a row are of one run. Rows
-differ in their non-zeros and tokens per step, so that they do not compare with one another. Rates
+differ in their non-zeros and tokens per step, so they cannot be compared with one another. Rates
 and energy are of all GPUs. Command: `sparsellm bench train`.
 """
 
@@ -202,8 +202,8 @@ time, and held-out text of two corpora). Best first for each model and number of
 the variant at the best learning rate of its runs; the last column has the losses of its other runs,
 some of them on another GPU. Model: layers × width. Active: neurons that fire for a token at the
 end, mean over layers. Dead: those that did not fire for a whole window of tokens. GPU seconds: of
-training steps alone; only those of one GPU compare. They are missing where two runs shared the GPU,
-or where they were not recorded.
+training steps alone; compare only those of the same kind of GPU. They are missing where two runs
+shared the GPU, or where they were not recorded.
 """
 
 # --- quality --------------------------------------------------------------------------------------

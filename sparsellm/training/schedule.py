@@ -34,24 +34,24 @@ def rate_changes(saved: Recipe, present: Recipe, step: int) -> list[str]:
     after = learning_rate(present.optimizer, step, present.train.steps)
     changes = []
     if not math.isclose(after, planned, rel_tol=0.01):
-        changes.append(_change("learning rate", before, after, step))
+        changes.append(_change("the learning rate", before, after, step))
         if present.optimizer.schedule == "cosine" and present.train.steps != saved.train.steps:
             changes[0] += (
                 f": the cosine now ends at step {present.train.steps}, not {saved.train.steps}; "
                 "optimizer.schedule=wsd or constant can be continued without a jump"
             )
     old, new = saved.optimizer, present.optimizer
-    for name, was, now in (
-        ("AdamW's learning rate", old.adamw_lr_scale, new.adamw_lr_scale),
-        ("gates' learning rate", old.gate_lr_scale, new.gate_lr_scale),
-    ):
+    scales = [("AdamW's learning rate", old.adamw_lr_scale, new.adamw_lr_scale)]
+    if present.sparsity.l1_coefficient:  # else Muon updates gates, as other matrices
+        scales.append(("the gates' learning rate", old.gate_lr_scale, new.gate_lr_scale))
+    for name, was, now in scales:
         if was != now and not math.isclose(after * now, planned * was, rel_tol=0.01):
             changes.append(_change(name, before * was, after * now, step))
     return changes
 
 
 def _change(name: str, before: float, after: float, step: int) -> str:
-    return f"the {name} changes from {before:.3g} at step {step} to {after:.3g} at the next"
+    return f"{name} changes from {before:.3g} at step {step} to {after:.3g} at the next"
 
 
 def l1_coefficient(config: SparsityConfig, step: int) -> float:

@@ -10,6 +10,7 @@ baseline of Muon's time is AdamW's, and their ratio says how many times longer M
 from __future__ import annotations
 
 import argparse
+import shlex
 import statistics
 import time
 from pathlib import Path
@@ -42,6 +43,7 @@ def main(words: list[str] | None = None) -> None:
         "config": layout(run),
         "precision": run.recipe.runtime.precision,
     }
+    taken = {"command": _command(run, options)}
     found: list[Measurement] = []
     for name in ("adamw", "muon"):
         recipe = load_recipe(options.recipe, [*wanted, f"optimizer.name={name}"])
@@ -50,16 +52,25 @@ def main(words: list[str] | None = None) -> None:
         del optimizer
         baseline = found[0].value if found else None
         ratio = milliseconds / baseline if baseline else None
-        own = case | {"optimizer": name}
-        found.append(
-            Measurement("optimizer_step", own, "step_ms", milliseconds, "ms", baseline, ratio)
-        )
+        own, figure = case | {"optimizer": name}, (milliseconds, "ms", baseline, ratio)
+        found.append(Measurement("optimizer_step", own, "step_ms", *figure, taken=taken))
     if run.accelerator.is_main_process:
         for measurement in found:
             print(row([measurement]))
         if options.record:
             append(found, options.record)
     close_run(run)
+
+
+def _command(run: Run, options: argparse.Namespace) -> str:
+    """With which it is measured again, ``--record`` left out."""
+    launch = ["python"]
+    if (ranks := run.accelerator.num_processes) > 1:
+        launch = ["accelerate", "launch", "--config_file", f"launch/{layout(run)}.yaml"]
+        launch += ["--num_processes", str(ranks)]
+    overrides = [word for override in options.set for word in ("--set", override)]
+    words = ["--recipe", options.recipe, "--steps", str(options.steps), *overrides]
+    return shlex.join([*launch, "benchmarks/optimizer_step.py", *words])
 
 
 def layout(run: Run) -> str:

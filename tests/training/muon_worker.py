@@ -6,12 +6,16 @@ nor four, one matrix has fewer rows than there are ranks, and the ranks have unl
 
 from __future__ import annotations
 
+import math
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from sparsellm.training import muon
 from sparsellm.training.muon import MuonAndAdamW
 
 SHAPES = [(5, 40), (33, 16), (3, 16), (33, 16), (7, 7)]
@@ -27,12 +31,12 @@ def matrices(seed):
 def expected():
     """Of each step: the matrices after it."""
     weights = [nn.Parameter(weight) for weight in matrices(0)]
-    muon = torch.optim.Muon(weights, RATE, DECAY, adjust_lr_fn="match_rms_adamw")
+    optimizer = torch.optim.Muon(weights, RATE, DECAY, adjust_lr_fn="match_rms_adamw")
     for step in range(STEPS):
         for weight, gradient in zip(weights, matrices(step + 1), strict=True):
             weight.grad = gradient
         if step != REFUSED:
-            muon.step()
+            optimizer.step()
         yield [weight.detach().clone() for weight in weights]
 
 
@@ -52,23 +56,27 @@ def found(spread):
 
 
 def layouts():
-    """By name: what each rank has of a whole matrix."""
+    """What each rank has of a whole matrix, by name; how many ranks divide the matrices."""
     ranks = dist.get_world_size()
-    yield "DDP", torch.clone
+    yield torch.clone, "DDP", ranks
     mesh = DeviceMesh("cpu", list(range(ranks)))
-    yield "FSDP2", lambda whole: distribute_tensor(whole, mesh, [Shard(0)])
+    yield lambda whole: distribute_tensor(whole, mesh, [Shard(0)]), "FSDP2", ranks
     pairs = DeviceMesh("cpu", torch.arange(ranks).view(2, -1).tolist())
-    yield "HSDP", lambda whole: distribute_tensor(whole, pairs, [Replicate(), Shard(0)])
+    yield lambda whole: distribute_tensor(whole, pairs, [Replicate(), Shard(0)]), "HSDP", ranks // 2
 
 
-def check(spread, name):
-    for step, (right, ours) in enumerate(zip(expected(), found(spread), strict=True)):
-        for shape, one, other in zip(SHAPES, right, ours, strict=True):
-            assert torch.allclose(one, other, rtol=0, atol=1e-6), (name, step, shape)
+def check(spread, name, size=1, rank=0):
+    with mock.patch.object(muon, "_change", wraps=muon._change) as computed:
+        for step, (right, ours) in enumerate(zip(expected(), found(spread), strict=True)):
+            for shape, one, other in zip(SHAPES, right, ours, strict=True):
+                assert torch.allclose(one, other, rtol=0, atol=1e-6), (name, step, shape)
+    # Matrices of one size at the same time, each on one of the ranks.
+    own = sorted(map(math.prod, SHAPES), reverse=True)[rank % size :: size]
+    assert [call.args[0].numel() for call in computed.mock_calls] == STEPS * own, name
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    for layout, spread in layouts():
-        check(spread, layout)
+    for layout in layouts():
+        check(*layout, dist.get_rank())
     dist.destroy_process_group()

@@ -25,17 +25,18 @@ from sparsellm.training.step import train_step
 from training import muon_worker
 
 
-def test_decay_is_on_matrices_only(tiny):
-    recipe = tiny()
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_decay_is_on_matrices_only(tiny, name):
+    recipe = tiny(f"optimizer.name={name}")
     model = build_model(recipe, eos_token_id=256)
-    decayed, plain = build_optimizer(model, recipe).param_groups
-    names = {id(p): name for name, p in model.named_parameters()}
-    assert decayed["weight_decay"] == recipe.optimizer.weight_decay
-    assert plain["weight_decay"] == 0
-    assert all("norm" in names[id(p)] for p in plain["params"])
-    assert not any("norm" in names[id(p)] for p in decayed["params"])
-    assert len(decayed["params"]) + len(plain["params"]) == len(names)
-    assert decayed["fused"]
+    groups = build_optimizer(model, recipe).param_groups
+    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    assert len(decays) == len(list(model.parameters()))
+    for parameter_name, parameter in model.named_parameters():
+        assert ("norm" in parameter_name) == (parameter.dim() < 2)
+        expected = recipe.optimizer.weight_decay if parameter.dim() == 2 else 0
+        assert decays[id(parameter)] == expected, parameter_name
+    assert all(group["fused"] for group in groups if "betas" in group)
 
 
 def _step(model, optimizer, refused=0.0, spoilt=1.0):

@@ -24,6 +24,7 @@ from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.run import Run, build_run, close_run
 
 QUIET = ["validation.every_steps=0", "train.micro_batch_size=1", "ffn.kernels=dense"]
+ONE_RATE = ["optimizer.adamw_learning_rate=null", "optimizer.gate_learning_rate=null"]
 WARM_STEPS = 3  # allocate the optimizer's state and compile its kernels
 
 
@@ -35,7 +36,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20, help="timed steps")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
     options = parser.parse_args(words)
-    wanted = [*QUIET, *options.set]
+    wanted = [*QUIET, *options.set, *ONE_RATE]
     run = build_run(load_recipe(options.recipe, wanted))
     case = {
         "recipe": run.recipe.name,

@@ -124,7 +124,7 @@ def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, 
     path, model = pretrained.path, pretrained.recipe.model
     return {
         "recipe": recipe.name,
-        "run": pretrained.recipe.name if run_of(path) else path.name,
+        "run": (run_of(path) or path).name,
         "step": pretrained.trainer.get("step"),
         "l1_coefficient": last_l1(path, pretrained),
         "layers": model.num_hidden_layers,

@@ -103,20 +103,21 @@ def _batches(matrices: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]
         yield matrices[first : first + size]
 
 
-def _orthogonal(updates: Sequence[Tensor], group: Group) -> list[Tensor]:
+def _orthogonal(updates: Sequence[Tensor], group: Group) -> Iterator[Tensor]:
     """What Muon adds to each matrix, fp32, this rank's part of it; at most one matrix per rank."""
     team = _team(updates[0])
-    changes = []
+    own = None
     for owner, update in enumerate(updates):
         whole = update.full_tensor() if isinstance(update, DTensor) else update
-        mine = owner == team.rank
-        changes.append(
-            _change(whole, group) if mine else torch.empty_like(whole, dtype=torch.float32)
-        )
-    if team.size > 1:
-        for owner, change in enumerate(changes):
+        if owner == team.rank:
+            own = _change(whole, group)
+    for owner, update in enumerate(updates):
+        change = own
+        if change is None or owner != team.rank:
+            change = torch.empty(update.shape, dtype=torch.float32, device=update.device)
+        if team.size > 1:
             dist.broadcast(change, group=team.group, group_src=owner)
-    return [_part_of(change, update) for change, update in zip(changes, updates, strict=True)]
+        yield _part_of(change, update)
 
 
 def _change(update: Tensor, group: Group) -> Tensor:

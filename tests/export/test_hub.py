@@ -102,6 +102,7 @@ def _dense_model(hub, folder) -> Tokenizer:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_data, tmp_path):
     letters = _dense_model(hub, tmp_path / "dense")
     data = ["--data-dir", str(test_data / "eval"), "--tasks", "piqa", "--limit", "6"]

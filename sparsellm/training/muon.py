@@ -36,7 +36,9 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def __init__(
         self, matrices: Sequence[Tensor], lr: float, weight_decay: float, adamw: torch.optim.AdamW
     ) -> None:
-        muon = torch.optim.Muon(list(matrices), lr=lr, weight_decay=weight_decay)
+        # Ranks compute at the same time, so matrices of one size belong together.
+        matrices = sorted(matrices, key=Tensor.numel, reverse=True)
+        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay)
         self._adamw = adamw
         self.found_inf: Tensor | None = None
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
@@ -46,12 +48,12 @@ class MuonAndAdamW(torch.optim.Optimizer):
         """One update of all parameters, or none where ``found_inf`` is 1."""
         assert closure is None
         first, *others = self.param_groups
+        team = _team(first["params"][0])
         matrices = [p for p in first["params"] if p.grad is not None]
-        # Ranks compute at the same time, so matrices of one size belong together.
-        matrices.sort(key=Tensor.numel, reverse=True)
-        for batch in _batches(matrices, _team(matrices[0]).size if matrices else 1):
+        for begin in range(0, len(matrices), team.size):
+            batch = matrices[begin : begin + team.size]
             updates = [self._advance_momentum(parameter, first) for parameter in batch]
-            for parameter, change in zip(batch, _orthogonal(updates, first), strict=True):
+            for parameter, change in zip(batch, _orthogonal(updates, first, team), strict=True):
                 decayed = _local(parameter) * (1 - first["lr"] * first["weight_decay"])
                 self._assign(parameter, decayed + change)
         # accelerate replaces groups and state, so AdamW is given them at every step.
@@ -98,14 +100,8 @@ def _team(matrix: Tensor) -> _Team:
     return _Team(None, 0, 1)
 
 
-def _batches(matrices: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]]:
-    for first in range(0, len(matrices), size):
-        yield matrices[first : first + size]
-
-
-def _orthogonal(updates: Sequence[Tensor], group: Group) -> Iterator[Tensor]:
+def _orthogonal(updates: Sequence[Tensor], group: Group, team: _Team) -> Iterator[Tensor]:
     """What Muon adds to each matrix, fp32, this rank's part of it; at most one matrix per rank."""
-    team = _team(updates[0])
     own = None
     for owner, update in enumerate(updates):
         whole = update.full_tensor() if isinstance(update, DTensor) else update

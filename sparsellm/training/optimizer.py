@@ -23,7 +23,7 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     config = recipe.optimizer
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = {name: p for name, p in named if p.dim() >= 2}
-    vectors = {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}
+    vectors = [p for _, p in named if p.dim() < 2]
     muons, gates = {}, {}
     if config.name == "muon":
         muons = {name: p for name, p in matrices.items() if "layers" in name.split(".")}
@@ -34,13 +34,13 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         gates = {name: p for name, p in muons.items() if id(p) in patterns}
         muons = {name: p for name, p in muons.items() if name not in gates}
     others = [p for name, p in matrices.items() if name not in muons and name not in gates]
-    decay = {"weight_decay": config.weight_decay}
-    groups = [{"params": others, **decay}, vectors]
-    for group in groups:
-        group["lr_scale"] = config.adamw_lr_scale
+    decay, scale = {"weight_decay": config.weight_decay}, {"lr_scale": config.adamw_lr_scale}
+    groups = [
+        {"params": others, **decay, **scale},
+        {"params": vectors, "weight_decay": 0.0, **scale},
+    ]
     if gates:
-        scale = {"lr_scale": config.gate_lr_scale}
-        groups.append({"params": list(gates.values()), **decay, **scale})
+        groups.append({"params": list(gates.values()), **decay, "lr_scale": config.gate_lr_scale})
     adamw = _adamw(groups, config)
     if not muons:
         return adamw

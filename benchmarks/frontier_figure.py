@@ -138,13 +138,12 @@ def _frontier_curves(lines: Sequence[Line]) -> dict[tuple[str, str], _Curve]:
             found[kind, case["precision"], case["learning_rate"], group.gpu] += group.lines
     last = max((line["case"]["step"] for own in found.values() for line in own), default=0)
     curves = {key: curve for key, own in found.items() if (curve := _curve(own, last))}
-    best: dict[tuple[str, str], tuple[float, float]] = {}  # loss at the end, and learning rate
-    for (kind, precision, rate, _), curve in curves.items():
-        end = curve.losses[-1], rate
-        best[kind, precision] = min(end, best.get((kind, precision), end))
+    best: dict[tuple[str, str], _Curve] = {}
+    for (kind, precision, _, _), curve in curves.items():
+        _keep_lower(best, (kind, precision), curve)
     by_gpu: dict[str, dict[tuple[str, str], _Curve]] = defaultdict(dict)
     for (kind, precision, rate, gpu), curve in curves.items():
-        if rate == best[kind, precision][1]:
+        if rate == best[kind, precision].lines[0]["case"]["learning_rate"]:
             by_gpu[gpu][kind, precision] = curve
     return max(by_gpu.values(), key=lambda own: len({kind for kind, _ in own}), default={})
 

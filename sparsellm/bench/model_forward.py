@@ -27,7 +27,7 @@ from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
-from sparsellm.runs.history import records_until, run_of
+from sparsellm.runs.history import records_of, run_of
 from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained, load_recipe_of
 from sparsellm.runs.records import of_kind
 
@@ -138,7 +138,7 @@ def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, 
 
 def last_l1(path: Path, pretrained: Pretrained) -> float:
     """λ at a checkpoint's step, from its run's records, since a target or a ramp changes it."""
-    records = records_until(path, pretrained.trainer["step"])
+    records = records_of(path, pretrained.trainer["step"])
     until = [line["l1_coefficient"] for line in of_kind(records, "train")]
     return float(until[-1]) if until else pretrained.recipe.sparsity.l1_coefficient
 

@@ -16,7 +16,7 @@ from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
 from sparsellm.runs.hf_tokenizer import auto_tokenizer_agrees
-from sparsellm.runs.history import records_until, run_of
+from sparsellm.runs.history import records_of, run_of
 from sparsellm.runs.pretrained import Pretrained
 from sparsellm.runs.records import METRICS_FILE, l1_text, of_kind
 
@@ -47,7 +47,7 @@ def model_card(
     Raises:
         ValueError: one of these files is damaged.
     """
-    records = records_until(pretrained.path, int(pretrained.trainer["step"]))
+    records = records_of(pretrained.path, int(pretrained.trainer["step"]))
     evaluation = _evaluation_of(pretrained, records)
     width = pretrained.recipe.model.intermediate_size
     trained_width = dropped.intermediate_size_before if dropped else width

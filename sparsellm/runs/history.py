@@ -35,7 +35,7 @@ def run_of(checkpoint: Path) -> Path | None:
     return parent if parent.parent.name == ABANDONED else None
 
 
-def records_until(checkpoint: Path, step: int) -> list[dict[str, Any]]:
+def records_of(checkpoint: Path, step: int) -> list[dict[str, Any]]:
     """What a checkpoint's run recorded up to its step; nothing if it is of no run with records.
 
     Raises:

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from sparsellm.bench.record import Measurement, append, row
+from sparsellm.bench.train_runs import ONE_RATE
 from sparsellm.processes.distributed import largest
 from sparsellm.recipe import load_recipe
 from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.run import Run, build_run, close_run
 
 QUIET = ["validation.every_steps=0", "train.micro_batch_size=1", "ffn.kernels=dense"]
-ONE_RATE = ["optimizer.adamw_learning_rate=null", "optimizer.gate_learning_rate=null"]
 WARM_STEPS = 3  # allocate the optimizer's state and compile its kernels
 
 

@@ -53,7 +53,10 @@ def add_eval_parser(commands: Any) -> None:
     kernels = ("dense", "auto", "sparse")
     parser.add_argument("--kernels", choices=kernels, default="dense", help=text)
     parser.add_argument("--device", help="cpu, cuda:1, … (default: a GPU if there is one)")
-    text = "JSON to write (default: beside the checkpoint, named after --tasks and --limit)"
+    text = (
+        "JSON to write (default: beside the checkpoint, named after --tasks, --limit, --kernels "
+        "and --dtype)"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help=text)
     text = (
         "also write each row with its question, answers and log-likelihoods, as <task>.jsonl in a "
@@ -93,7 +96,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
         suite = load_suite()
         names = _names(options.tasks)
         place = results_place(options.checkpoint, path)
-        out = options.out or _beside(place, suite, names, options.limit)
+        out = options.out or _beside(place, suite, names, options)
         check_out(out)
         device = accelerator.device if accelerator is not None else pick_device(options.device)
         if options.kernels != "dense":
@@ -181,16 +184,22 @@ def _about(model: HFModel, evaluator: Evaluator, options: argparse.Namespace) ->
     }
 
 
-def _beside(checkpoint: Path, suite: Suite, names: list[str] | None, limit: int | None) -> Path:
-    """The file name; scores of a part of the suite do not replace those of the whole."""
+def _beside(
+    checkpoint: Path, suite: Suite, names: list[str] | None, options: argparse.Namespace
+) -> Path:
+    """The file; scores of a part of the suite, or of other kernels, do not replace the others."""
     # It does not begin with "step_", by which checkpoints are found.
     parts = ["eval", checkpoint.name]
     if names is not None and set(names) != set(suite.tasks):
         own = [name for name in suite.tasks if name in names]
         others = [Path(name).stem for name in suite.split(names)[1]]
         parts.append("+".join([*own, *others]))
-    if limit is not None:
-        parts.append(f"limit{limit}")
+    if options.limit is not None:
+        parts.append(f"limit{options.limit}")
+    if options.kernels != "dense":
+        parts.append(options.kernels)
+    if options.dtype is not None:
+        parts.append(options.dtype)
     return checkpoint.with_name("_".join(parts) + ".json")
 
 

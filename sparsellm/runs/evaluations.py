@@ -78,7 +78,8 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
     """One evaluation per step, sorted; of several at the same step, the most complete one.
 
     Whole tasks come before those with a limit, then the whole suite before other tasks, however
-    many, then the one with the most scores, then the one with the most rows.
+    many, then the one with the most scores, then the one with the most rows, then the one with the
+    shortest file name, which is that of the usual kernels and type.
 
     Reads the run's records of kind ``evaluation`` and every ``eval*.json`` in the run's folder, in
     ``checkpoints/`` and in a checkpoint.
@@ -89,7 +90,7 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
     tokens = {record["step"]: record["tokens"] for record in records}
     found = [_evaluation(record) for record in of_kind(records, "evaluation")]
     for pattern in ("eval*.json", "checkpoints/eval*.json", "checkpoints/step_*/eval*.json"):
-        for path in sorted(run_path.glob(pattern)):
+        for path in sorted(run_path.glob(pattern), key=lambda path: len(path.name), reverse=True):
             content = read_model(path, _ScoresFile, "restore it, or evaluate again")
             named = re.search(r"step_(\d+)", f"{path.parent.name}/{path.name}")
             if content.get("step") is None and named:

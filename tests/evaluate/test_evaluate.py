@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
@@ -468,13 +469,16 @@ def test_mistakes_at_the_command_line_are_one_line(cli_here, tmp_path, tiny_over
 
 
 def test_scores_of_a_part_do_not_replace_those_of_the_whole():
-    def name(names, limit=None):
-        return _beside(Path("checkpoints/step_00000004"), SUITE, names, limit).name
+    def name(names, limit=None, kernels="dense", dtype=None):
+        options = argparse.Namespace(limit=limit, kernels=kernels, dtype=dtype)
+        return _beside(Path("checkpoints/step_00000004"), SUITE, names, options).name
 
     assert name(NAMES) == "eval_step_00000004.json"
     assert name(NAMES, 1) == "eval_step_00000004_limit1.json"
     assert name(["winogrande", "piqa"]) == "eval_step_00000004_piqa+winogrande.json"
     assert name(["piqa"], 20) == "eval_step_00000004_piqa_limit20.json"
+    assert name(NAMES, kernels="sparse") == "eval_step_00000004_sparse.json"
+    assert name(NAMES, 9, "auto", "fp32") == "eval_step_00000004_limit9_auto_fp32.json"
 
 
 ROWS = [

@@ -327,6 +327,17 @@ def test_many_other_tasks_do_not_hide_the_suites_mean(tiny):
     assert found.mean == Score(0.5, None)
 
 
+def test_the_usual_kernels_scores_come_before_those_of_others(tiny):
+    recipe = tiny()
+    path = write_run(recipe, [record(recipe, 1)])
+    (path / "checkpoints").mkdir()
+    for name, value in (("_bf16", 0.3), ("", 0.5), ("_sparse", 0.4)):
+        scored = {"step": 1, "mean": value, "tasks": {"piqa": {"acc": value}}}
+        (path / "checkpoints" / f"eval_step_00000001{name}.json").write_text(json.dumps(scored))
+    [found] = read_evaluations(path, [])
+    assert found.mean == Score(0.5, None)
+
+
 def test_without_evaluations_the_report_says_so(tiny):
     recipe = tiny()
     [run] = read_runs([write_run(recipe, [record(recipe, 1)])])

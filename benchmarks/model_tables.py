@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sweep_results
@@ -17,8 +17,6 @@ from sweep_results import SweepGroup
 from train_results import TrainPair
 
 Made = tuple[str, list[Line]]  # Markdown, and the records that it shows
-# Keys of a case, and of what they are the learning rates.
-_OTHER_RATES = {"adamw_learning_rate": "AdamW", "gate_learning_rate": "gates"}
 _TEXT_ORDER = ", text order"  # the mark of what was measured without a token order
 
 
@@ -140,7 +138,7 @@ def frontier_table(lines: Sequence[Line]) -> Made | None:
     groups = [g for g in groups if 2 * g.case["step"] >= max(steps[g.sweep])]
     groups.sort(key=lambda g: (g.size, statistics.fmean(g.losses), g.name))
     variants: dict[tuple[Any, ...], list[SweepGroup]] = defaultdict(list)
-    keys = ("intermediate_size", "target_nnz", "precision", *_OTHER_RATES)
+    keys = ("intermediate_size", "target_nnz", "precision", "gate_learning_rate")
     for g in groups:
         variants[g.size, _ffn(g), *(g.case.get(key) for key in keys)].append(g)
     rows = [_frontier_row(best, others) for best, *others in variants.values()]
@@ -160,7 +158,7 @@ def _frontier_row(best: SweepGroup, others: Sequence[SweepGroup]) -> list[str]:
             + ([f"{statistics.fmean(best.dead):.0%}"] if best.dead else [])
         ),
         f"{case['precision'].replace('fp8', 'FP8')}, {case['learning_rate']:g}"
-        + _other_rates(case),
+        + (f" (gates {gates:g})" if (gates := case.get("gate_learning_rate")) else ""),
         _losses(best),
         ", ".join(f"{seconds:,.1f}" for seconds in best.gpu_seconds)
         + f" ({best.gpu.split()[1]})" * bool(best.gpu_seconds),
@@ -180,11 +178,6 @@ def _ffn(group: SweepGroup) -> str:
         + (", Muon" if case.get("optimizer") == "muon" else "")
         + (f", {case['experts']} experts" if "experts" in case else "")
     )
-
-
-def _other_rates(case: Mapping[str, Any]) -> str:
-    found = [f"{of} {case[key]:g}" for key, of in _OTHER_RATES.items() if key in case]
-    return f" ({', '.join(found)})" if found else ""
 
 
 def _losses(group: SweepGroup) -> str:

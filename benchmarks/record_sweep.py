@@ -88,9 +88,8 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
     }
     if recipe.optimizer.name != "adamw":
         base["optimizer"] = recipe.optimizer.name
-    for key in ("adamw_learning_rate", "gate_learning_rate"):
-        if (rate := getattr(recipe.optimizer, key)) is not None:
-            base[key] = rate
+    if recipe.optimizer.gate_learning_rate is not None:
+        base["gate_learning_rate"] = recipe.optimizer.gate_learning_rate
     found: list[Measurement] = []
 
     def of(metric: str, value: float, unit: str, **case: Any) -> None:

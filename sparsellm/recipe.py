@@ -84,19 +84,19 @@ class Recipe(StrictModel):
         if self.architecture.gated != self.ffn.gated:
             gated = str(self.architecture.gated).lower()
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")
-        self._check_learning_rates()
+        self._check_gate_learning_rate()
         self._check_target()
         return self
 
-    def _check_learning_rates(self) -> None:
-        optimizer = self.optimizer
-        for key in ("adamw_learning_rate", "gate_learning_rate"):
-            if getattr(optimizer, key) is not None and optimizer.name != "muon":
-                raise ValueError(
-                    f"optimizer.{key} needs optimizer.name: muon (with {optimizer.name} all "
-                    "parameters have optimizer.learning_rate); set it to null"
-                )
-        if optimizer.gate_learning_rate is not None and not self.sparsity.l1_coefficient:
+    def _check_gate_learning_rate(self) -> None:
+        if self.optimizer.gate_learning_rate is None:
+            return
+        if self.optimizer.name != "muon":
+            raise ValueError(
+                f"optimizer.gate_learning_rate needs optimizer.name: muon (with "
+                f"{self.optimizer.name} gates have optimizer.learning_rate); set it to null"
+            )
+        if not self.sparsity.l1_coefficient:
             raise ValueError(
                 "optimizer.gate_learning_rate needs sparsity.l1_coefficient (without L1 Muon "
                 "updates gates too, at optimizer.learning_rate); set it to null"

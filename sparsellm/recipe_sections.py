@@ -349,15 +349,10 @@ class OptimizerConfig(StrictModel):
         description="Number of last steps in which wsd decays; null is a tenth of train.steps",
     )
     learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
-    adamw_learning_rate: PositiveFloat | None = Field(
-        None,
-        description="Peak learning rate of all that AdamW updates beside Muon: with muon. null is "
-        "learning_rate",
-    )
     gate_learning_rate: PositiveFloat | None = Field(
         None,
         description="Peak learning rate of the gates (without a gate, up) where AdamW updates them "
-        "beside Muon: with muon and L1. null is adamw_learning_rate",
+        "beside Muon: with muon and L1. null is learning_rate",
     )
     min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
@@ -374,15 +369,9 @@ class OptimizerConfig(StrictModel):
     )
 
     @property
-    def adamw_lr_scale(self) -> float:
-        """Learning rate of what AdamW updates beside Muon, divided by Muon's, at any step."""
-        return (self.adamw_learning_rate or self.learning_rate) / self.learning_rate
-
-    @property
     def gate_lr_scale(self) -> float:
-        """The same of the gates."""
-        own = self.gate_learning_rate
-        return own / self.learning_rate if own else self.adamw_lr_scale
+        """Learning rate of the gates, divided by that of all other parameters, at any step."""
+        return (self.gate_learning_rate or self.learning_rate) / self.learning_rate
 
 
 class RuntimeConfig(StrictModel):

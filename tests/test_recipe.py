@@ -321,7 +321,7 @@ def test_sparse_kernels_need_relu():
     assert load_recipe("ablations/dense-silu").ffn.kernels == "auto"  # dense, without ReLU
 
 
-def test_adamw_and_gates_have_learning_rates_of_their_own_only_beside_muon():
+def test_gates_have_a_learning_rate_of_their_own_only_beside_muon():
     own, muon = "optimizer.gate_learning_rate=1e-3", "optimizer.name=muon"
     assert load_recipe("debug", [own, muon]).optimizer.gate_learning_rate == 1e-3
     refused = r"gate_learning_rate needs {}.*optimizer.learning_rate.*; set it to null"
@@ -329,11 +329,6 @@ def test_adamw_and_gates_have_learning_rates_of_their_own_only_beside_muon():
         load_recipe("debug", [own])
     with pytest.raises(ValueError, match=refused.format("sparsity.l1_coefficient")):
         load_recipe("debug", [own, muon, "sparsity.l1_coefficient=0"])
-    adamw = "optimizer.adamw_learning_rate=1e-3"
-    with pytest.raises(ValueError, match=r"adamw_learning_rate needs optimizer.name: muon"):
-        load_recipe("debug", [adamw])
-    rates = ["optimizer.learning_rate=4e-3", muon, adamw, "sparsity.l1_coefficient=0"]
-    assert load_recipe("debug", rates).optimizer.adamw_lr_scale == 0.25
 
 
 def test_a_model_family_is_known_and_has_the_recipes_kind_of_ffn():

@@ -34,11 +34,8 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         gates = {name: p for name, p in muons.items() if id(p) in patterns}
         muons = {name: p for name, p in muons.items() if name not in gates}
     others = [p for name, p in matrices.items() if name not in muons and name not in gates]
-    decay, scale = {"weight_decay": config.weight_decay}, {"lr_scale": config.adamw_lr_scale}
-    groups = [
-        {"params": others, **decay, **scale},
-        {"params": vectors, "weight_decay": 0.0, **scale},
-    ]
+    decay = {"weight_decay": config.weight_decay}
+    groups = [{"params": others, **decay}, {"params": vectors, "weight_decay": 0.0}]
     if gates:
         groups.append({"params": list(gates.values()), **decay, "lr_scale": config.gate_lr_scale})
     adamw = _adamw(groups, config)

@@ -40,13 +40,9 @@ def rate_changes(saved: Recipe, present: Recipe, step: int) -> list[str]:
                 f": the cosine now ends at step {present.train.steps}, not {saved.train.steps}; "
                 "optimizer.schedule=wsd or constant can be continued without a jump"
             )
-    old, new = saved.optimizer, present.optimizer
-    scales = [("AdamW's learning rate", old.adamw_lr_scale, new.adamw_lr_scale)]
-    if present.sparsity.l1_coefficient:  # else Muon updates gates, as other matrices
-        scales.append(("the gates' learning rate", old.gate_lr_scale, new.gate_lr_scale))
-    for name, was, now in scales:
-        if was != now and not math.isclose(after * now, planned * was, rel_tol=0.01):
-            changes.append(_change(name, before * was, after * now, step))
+    was, now = saved.optimizer.gate_lr_scale, present.optimizer.gate_lr_scale
+    if was != now and not math.isclose(after * now, planned * was, rel_tol=0.01):
+        changes.append(_change("the gates' learning rate", before * was, after * now, step))
     return changes
 
 

@@ -153,14 +153,13 @@ def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
     assert (held.ffn.kernels, held.logging.every_steps) == ("auto", 1)
 
 
-def test_a_run_holds_what_adamw_updates_beside_muon_too(tmp_path):
-    rates = {"adamw_learning_rate": 2e-3, "gate_learning_rate": 1e-3}
-    own = {"base": "debug", "optimizer": {"name": "muon", **rates}}
+def test_a_run_holds_the_gates_beside_muon_too(tmp_path):
+    own = {"base": "debug", "optimizer": {"name": "muon", "gate_learning_rate": 1e-3}}
     (tmp_path / "own.yaml").write_text(json.dumps(own))
     words = ["train", "--recipe", str(tmp_path / "own.yaml"), "--init-from", str(tmp_path)]
     held = recipe_of(options(*words), Setting(1, "single", AUTO)).optimizer
     assert (held.name, held.learning_rate) == ("muon", 1e-6)
-    assert held.adamw_lr_scale == held.gate_lr_scale == 1
+    assert held.gate_lr_scale == 1
 
 
 @pytest.mark.parametrize(

@@ -79,15 +79,3 @@ def test_a_jump_of_the_gates_learning_rate_is_said(tiny):
     [said] = rate_changes(one, muon(2e-3, "null"), 50)
     assert said.startswith("the learning rate changes from 0.004")
     assert len(rate_changes(own, muon(2e-3, "null"), 50)) == 2
-
-
-@pytest.mark.parametrize("l1", [0, 1e-3])
-def test_a_jump_of_adamws_learning_rate_is_said_and_of_gates_only_if_they_are_adamws(tiny, l1):
-    def muon(adamw):
-        own = [f"sparsity.l1_coefficient={l1}", f"optimizer.adamw_learning_rate={adamw}"]
-        own += ["optimizer.learning_rate=4e-3", "optimizer.schedule=constant"]
-        return tiny("optimizer.name=muon", *own)
-
-    said = rate_changes(muon("null"), muon(1e-3), 50)
-    jump = "learning rate changes from 0.004 at step 50 to 0.001 at the next"
-    assert said == [f"AdamW's {jump}", *([f"the gates' {jump}"] if l1 else [])]

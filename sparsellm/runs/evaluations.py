@@ -90,7 +90,7 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
     tokens = {record["step"]: record["tokens"] for record in records}
     found = [_evaluation(record) for record in of_kind(records, "evaluation")]
     for pattern in ("eval*.json", "checkpoints/eval*.json", "checkpoints/step_*/eval*.json"):
-        for path in sorted(run_path.glob(pattern), key=lambda path: len(path.name), reverse=True):
+        for path in sorted(run_path.glob(pattern), key=lambda path: (-len(path.name), path)):
             content = read_model(path, _ScoresFile, "restore it, or evaluate again")
             named = re.search(r"step_(\d+)", f"{path.parent.name}/{path.name}")
             if content.get("step") is None and named:

@@ -22,7 +22,6 @@ import json
 import math
 import os
 import random
-import shlex
 import sys
 import time
 import zlib
@@ -398,10 +397,8 @@ def main() -> None:
     if options.record:
         from sparsellm.bench.record import Measurement, append  # not before processes are forked
 
-        taken = {"command": shlex.join(["python", *sys.argv])}
         append(
-            [Measurement("mutation", c, "killed", s, "share", taken=taken) for c, s in shares],
-            options.record,
+            [Measurement("mutation", c, "killed", s, "share") for c, s in shares], options.record
         )
 
 

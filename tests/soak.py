@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import shlex
 import shutil
 import statistics
 import sys
@@ -158,11 +157,7 @@ def main() -> int:
     print(*soak.problems, sep="\n")
     case = {"ranks": 2, "kinds": len(soak.faults), "seed": options.seed}
     if options.record:
-        taken = {"command": shlex.join(["python", "tests/soak.py", *sys.argv[1:]])}
-        append(
-            [Measurement("soak", case, n, float(v), u, taken=taken) for n, v, u in figures],
-            options.record,
-        )
+        append([Measurement("soak", case, n, float(v), u) for n, v, u in figures], options.record)
     if not soak.problems:
         shutil.rmtree(folder)
     else:

@@ -54,11 +54,13 @@ def append(measurements: Sequence[Measurement], path: Path = RESULTS) -> None:
 
 def _command() -> str:
     """The command line without ``--record FILE``, which does not influence what is measured."""
-    words = sys.argv[1:]
+    script, *words = sys.argv
     if "--record" in words:
         index = words.index("--record")
         del words[index : index + 2]
-    return shlex.join(["sparsellm", *words])
+    path = Path(script)
+    alone = path.suffix == ".py" and path.name != "__main__.py"  # which `python -m sparsellm` runs
+    return shlex.join([*(["python", script] if alone else ["sparsellm"]), *words])
 
 
 def hardware() -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from listing import listing
 from results import RECORDS, read_records
 from sparsellm.bench.record import Measurement, append, row
@@ -32,6 +34,21 @@ def test_appended_lines_have_exactly_the_agreed_keys(tmp_path, monkeypatch):
     assert old["commit"] == "abc"
     assert [r["baseline_sustained"] for r in read_records(path)[:1]] == [under | {"watts": 7.0}]
     assert "| 6 | ms | 3 | ms |  |  |" in listing([new | {"bench": "x"}, old | {"bench": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("script", "program"),
+    [
+        ("/usr/bin/sparsellm", "sparsellm"),
+        ("sparsellm/__main__.py", "sparsellm"),
+        ("benchmarks/mixture_of_experts.py", "python benchmarks/mixture_of_experts.py"),
+    ],
+)
+def test_a_line_has_the_command_that_measured_it(tmp_path, monkeypatch, script, program):
+    monkeypatch.setattr(sys, "argv", [script, "a b", "--record", "somewhere", "--set", "x=1"])
+    append([Measurement("ffn", {}, "ms", 2.0, "ms")], tmp_path / "results.jsonl")
+    [line] = read_records(tmp_path / "results.jsonl")
+    assert line["command"] == f"{program} 'a b' --set x=1"
 
 
 def test_the_repositorys_records_are_whole():

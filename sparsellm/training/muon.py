@@ -1,13 +1,13 @@
 """Muon for matrices, AdamW for everything else, on one rank or many.
 
-Muon orthogonalises whole matrices. Ranks divide them among themselves: each computes the updates of
-some, and sends them to the others. Where weights are sharded (FSDP2, HSDP), an update's shards are
-gathered first.
+Muon orthogonalises whole matrices. Ranks divide them among themselves: each computes the updates
+of some, and sends them to the others. Where weights are sharded (FSDP2, HSDP), it first receives
+all shards of a matrix, and the others receive only their shards of its update.
 
 `torch.optim.Muon` alone would compute every matrix on every rank, and multiply shards with
 collectives between the products. On eight H200 its step of 2b's matrices took 186 ms under DDP and
 2,323 ms under FSDP2, where AdamW's takes 14 ms (benchmarks/optimizer_step.py, commit cf8ad2d). As
-it is here, it takes 142 and 222 ms on two H200 (75d2366).
+it is here, it takes 142 ms under DDP on two H200 (75d2366).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 Group = dict[str, Any]  # of an optimizer's parameters, with their settings
 
@@ -103,18 +103,55 @@ def _team(matrix: Tensor) -> _Team:
 
 def _orthogonal(updates: Sequence[Tensor], group: Group, team: _Team) -> Iterator[Tensor]:
     """What Muon adds to each matrix, fp32, this rank's part of it; at most one matrix per rank."""
-    own = None
-    for owner, update in enumerate(updates):
-        whole = update.full_tensor() if isinstance(update, DTensor) else update
-        if owner == team.rank:
-            own = _change(whole, group)
+    if isinstance(updates[0], DTensor):
+        yield from _orthogonal_shards(updates, group, team)
+        return
+    own = _change(updates[team.rank], group) if team.rank < len(updates) else None
     for owner, update in enumerate(updates):
         change = own
         if change is None or owner != team.rank:
-            change = torch.empty(update.shape, dtype=torch.float32, device=update.device)
+            change = torch.empty_like(update, dtype=torch.float32)
         if team.size > 1:
             dist.broadcast(change, group=team.group, group_src=owner)
-        yield _part_of(change, update)
+        yield change
+
+
+def _orthogonal_shards(updates: Sequence[Tensor], group: Group, team: _Team) -> list[Tensor]:
+    """The same of sharded matrices: rank i gathers the i-th, and scatters what becomes of it.
+
+    In these two collectives each rank receives the bytes of one matrix. Gathering every matrix on
+    every rank (222 ms per step of 2b on two H200, 75d2366) takes as many times that as there are
+    ranks, and as many collectives as matrices.
+    """
+    shards = [_local(update) for update in updates]
+    mine = updates[team.rank].shape if team.rank < len(updates) else torch.Size((0, 0))
+    rows = _rows_of_shards(mine[0], team.size)
+    whole = torch.cat(_exchange(shards, [torch.Size((n, mine[1])) for n in rows], team))
+    change = _change(whole, group) if mine.numel() else whole.float()
+    return _exchange(list(change.split(rows)), [shard.shape for shard in shards], team)
+
+
+def _rows_of_shards(rows: int, shards: int) -> list[int]:
+    """How many rows each shard of a matrix has: as many as its chunk has (`torch.chunk`)."""
+    most = -(-rows // shards)
+    return [min(most, max(rows - i * most, 0)) for i in range(shards)]
+
+
+def _exchange(parts: list[Tensor], shapes: list[torch.Size], team: _Team) -> list[Tensor]:
+    """Sends the i-th part to rank i. Returns what ranks sent to this one, which has these shapes.
+
+    Where there are fewer parts or shapes than ranks, the last ranks get or send nothing.
+    """
+    numbers_in = [shape.numel() for shape in shapes]
+    numbers_out = [part.numel() for part in parts]
+    sent = torch.cat([part.flatten() for part in parts])
+    received = sent.new_empty(sum(numbers_in))
+    none_in, none_out = ([0] * (team.size - len(n)) for n in (numbers_in, numbers_out))
+    dist.all_to_all_single(
+        received, sent, numbers_in + none_in, numbers_out + none_out, group=team.group
+    )
+    found = zip(received.split(numbers_in), shapes, strict=True)
+    return [part.view(shape) for part, shape in found]
 
 
 def _change(update: Tensor, group: Group) -> Tensor:
@@ -124,14 +161,6 @@ def _change(update: Tensor, group: Group) -> Tensor:
     settings = {"lr": group["lr"], "weight_decay": 0, "momentum": 0, "nesterov": False}
     torch.optim.Muon([matrix], adjust_lr_fn="match_rms_adamw", **settings).step()
     return matrix.detach()
-
-
-def _part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """The part of ``whole`` that this rank has of a tensor that is sharded as ``like`` is."""
-    if not isinstance(like, DTensor):
-        return whole
-    mesh, placements = like.device_mesh, like.placements
-    return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
 
 
 def _local(tensor: Tensor) -> Tensor:

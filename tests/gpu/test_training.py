@@ -15,6 +15,7 @@ import torch
 from conftest import ROOT, TINY, process_env, set_arguments
 from safetensors.torch import load_file
 from torch import nn
+from training import muon_worker
 from training.gradient_worker import micro_batch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -219,6 +220,13 @@ def test_two_gpus_compute_the_gradient_of_one(gradients, config):
     assert same["l1"] == pytest.approx(numbers["l1"], rel=1e-3)
     for name, value in expected.items():
         assert _relative(found[name], value) < 2e-3, name  # TF32 products
+
+
+@pytest.mark.slow
+@two_gpus
+def test_two_gpus_that_divide_muons_matrices_compute_what_one_does():
+    result = _launch("ddp8.yaml", 2, muon_worker.__file__, "cuda")
+    assert result.returncode == 0, result.stderr[-3000:]
 
 
 @pytest.mark.slow

@@ -1,12 +1,16 @@
-"""One of four ranks of test_optimizer.py: Muon's steps of whole, sharded and replicated matrices.
+"""One of several ranks: Muon's steps of whole, sharded and replicated matrices.
+
+    muon_worker.py cpu   # of four ranks, test_optimizer.py
+    muon_worker.py cuda  # of two, tests/gpu/test_training.py
 
 Each layout's steps are those of `torch.optim.Muon` on whole matrices. Rows divide by neither two
-nor four, one matrix has fewer rows than there are ranks, and the ranks have unlike shares of five.
+nor four, one matrix has fewer rows than four ranks, and ranks have unlike shares of five matrices.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from unittest import mock
 
 import torch
@@ -25,7 +29,8 @@ RATE, DECAY = 0.1, 0.3
 
 def matrices(seed):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+    device = torch.get_default_device()
+    return [torch.randn(s, generator=generator, device="cpu").to(device) for s in SHAPES]
 
 
 def expected():
@@ -55,13 +60,13 @@ def found(spread):
         yield [getattr(weight, "full_tensor", weight.clone)().detach() for weight in weights]
 
 
-def layouts():
+def layouts(device):
     """What each rank has of a whole matrix, by name; how many ranks divide the matrices."""
     ranks = dist.get_world_size()
     yield torch.clone, "DDP", ranks
-    mesh = DeviceMesh("cpu", list(range(ranks)))
+    mesh = DeviceMesh(device, list(range(ranks)))
     yield lambda whole: distribute_tensor(whole, mesh, [Shard(0)]), "FSDP2", ranks
-    pairs = DeviceMesh("cpu", torch.arange(ranks).view(2, -1).tolist())
+    pairs = DeviceMesh(device, torch.arange(ranks).view(2, -1).tolist())
     yield lambda whole: distribute_tensor(whole, pairs, [Replicate(), Shard(0)]), "HSDP", ranks // 2
 
 
@@ -76,7 +81,11 @@ def check(spread, name, size=1, rank=0):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    for layout in layouts():
+    [kind] = sys.argv[1:]
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    if kind == "cuda":
+        torch.cuda.set_device(dist.get_rank())
+    torch.set_default_device(kind)
+    for layout in layouts(kind):
         check(*layout, dist.get_rank())
     dist.destroy_process_group()

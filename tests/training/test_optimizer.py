@@ -105,7 +105,7 @@ def test_muon_computes_what_torch_does():
 
 @pytest.mark.slow
 def test_ranks_that_divide_muons_matrices_compute_what_one_does():
-    result = ranks(4, muon_worker.__file__)
+    result = ranks(4, muon_worker.__file__, "cpu")
     assert result.returncode == 0, result.stderr[-3000:]
 
 

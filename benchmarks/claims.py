@@ -4,6 +4,8 @@ A number is followed by a comment that says what it is, which pages do not show:
 
     ends at 4.437<!--= wide -->, 3.0<!--= 100 * (1 - wide / silu_loss) -->% lower
 
+Besides arithmetic it may use mean, abs, min, max and `interpolate`.
+
 claims.yaml has the names. Each is of a record: a benchmark, keys of its case (values may have
 wildcards; `!KEY`: it has none; `on=H100`: taken on that GPU, not on `GPU`) and a metric (or, after
 `|`, an older name of it), of which `.ratio` and `.baseline` are what the same run gives, and `.KEY`
@@ -27,8 +29,28 @@ ROOT = FOLDER.parent
 SOURCES = FOLDER / "claims.yaml"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _CLAIM = re.compile(r"(\d[\d,]*(?:\.\d+)?)<!--= (.+?) -->", re.DOTALL)
-_FUNCTIONS: dict[str, Any] = {"mean": lambda *v: fmean(v), "abs": abs, "min": min, "max": max}
 _KINDS = ("burst", "sustained")  # what a time may be
+
+
+def interpolate(x: float, first: tuple[float, float], second: tuple[float, float]) -> float:
+    """What lies linearly between two points (x, y), at an x between theirs.
+
+    Raises:
+        ValueError: ``x`` is not between them, so that the text would extrapolate.
+    """
+    (x0, y0), (x1, y1) = first, second
+    if not min(x0, x1) <= x <= max(x0, x1):
+        raise ValueError(f"{x:.4g} is not between {x0:.4g} and {x1:.4g}: name other records")
+    return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "mean": lambda *v: fmean(v),
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "interpolate": interpolate,
+}
 
 
 def fill(text: str, lines: Sequence[Line]) -> str:

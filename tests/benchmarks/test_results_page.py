@@ -343,6 +343,10 @@ def test_a_claim_takes_the_newest_record_and_its_last_step(tmp_path, monkeypatch
     assert claims.fill(text, lines) == now
     with pytest.raises(ValueError, match="the sentence says the opposite"):
         claims.fill("2<!--= new - other -->", lines)
+    part = "7.0<!--= interpolate(3.5, (new, 10), (other, 40)) -->"
+    assert claims.fill(part, lines).startswith("20.0<")
+    with pytest.raises(ValueError, match=r"4.5 is not between 3.25 and 4: name other records"):
+        claims.fill(part.replace("3.5", "4.5"), lines)
     with pytest.raises(ValueError, match="several cases"):
         claims.fill("2<!--= all -->", [*lines[1:2], of(1.0, run="z", step=1, commit="bbb")])
     under = {"p10": 1.0, "p90": 1.0}

@@ -69,6 +69,10 @@ def _command(run: Run, options: argparse.Namespace) -> str:
     if (ranks := run.accelerator.num_processes) > 1:
         launch = ["accelerate", "launch", "--config_file", f"launch/{layout(run)}.yaml"]
         launch += ["--num_processes", str(ranks)]
+        if (sizes := run.accelerator.parallelism_config) is not None:
+            shards = ["--parallelism_config_dp_shard_size", str(sizes.dp_shard_size)]
+            copies = ["--parallelism_config_dp_replicate_size", str(sizes.dp_replicate_size)]
+            launch += ["--num_machines", "1", *copies, *shards]
     overrides = [word for override in options.set for word in ("--set", override)]
     words = ["--recipe", options.recipe, "--steps", str(options.steps), *overrides]
     return shlex.join([*launch, "benchmarks/optimizer_step.py", *words])

@@ -8,7 +8,7 @@ rank's shard of an update.
 `torch.optim.Muon` alone would compute every matrix on every rank, and multiply shards with
 collectives between the products. On eight H200 its step of 2b's matrices took 186 ms under DDP and
 2,323 ms under FSDP2, where AdamW's takes 14 ms (benchmarks/optimizer_step.py, commit cf8ad2d). As
-it is here, it takes 142 ms under DDP on two H200 (75d2366).
+it is here, it takes 107 ms under DDP and 143 ms under FSDP2, on four H200 (d381fa7).
 """
 
 from collections.abc import Iterator, Sequence
@@ -131,8 +131,8 @@ def _orthogonal_shards(
     """The same of sharded matrices: rank i gathers the i-th, and scatters what becomes of it.
 
     In these two collectives each rank receives the bytes of one matrix. Gathering every matrix on
-    every rank (222 ms per step of 2b on two H200, 75d2366) takes as many times that as there are
-    ranks, and as many collectives as matrices.
+    every rank takes as many times that as there are ranks, and as many collectives as matrices:
+    376 ms per step of 2b instead of 143, on four H200 (b5ae09d, d381fa7).
     """
     mine = shapes[team.rank] if team.rank < len(shapes) else torch.Size((0, 0))
     rows = _rows_of_shards(mine[0], team.size)

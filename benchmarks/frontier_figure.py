@@ -40,16 +40,18 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
 def same_time(lines: Sequence[Line]) -> Drawn | None:
     """Loss against GPU time at two shapes: dense SiLU, and the sparse FFN of the same width.
 
-    Each has its best optimizer and learning rate; its last mark has the range of its seeds.
+    Each has its best optimizer and learning rates; its last mark has the range of its seeds.
     """
-    curves: dict[tuple[str, str], _Curve] = {}
+    found: dict[tuple[str, str], list[_Curve]] = defaultdict(list)
     for group in sweep_results.sweep_groups(lines):
         case = group.case
         which = group.sweep, case.get("activation"), case.get("target_nnz")
         kind = _SAME_TIME.get(which)  # type: ignore[arg-type]
         if kind is None or case["intermediate_size"] != 5632:
             continue
-        _keep_lower(curves, (kind, case["precision"]), _curve(group.lines, case["step"]))
+        if curve := _curve(group.lines, case["step"]):
+            found[kind, case["precision"]].append(curve)
+    curves = {key: _best(own) for key, own in found.items()}
     sparse = {kind for (_, activation, _), kind in _SAME_TIME.items() if activation == "relu"}
     return _drawn(curves, list(_SAME_TIME.values()), sparse, (-0.15, 1.7))
 
@@ -138,22 +140,21 @@ def _frontier_curves(lines: Sequence[Line]) -> dict[tuple[str, str], _Curve]:
             found[kind, case["precision"], case["learning_rate"], group.gpu] += group.lines
     last = max((line["case"]["step"] for own in found.values() for line in own), default=0)
     curves = {key: curve for key, own in found.items() if (curve := _curve(own, last))}
-    best: dict[tuple[str, str], _Curve] = {}
+    tried: dict[tuple[str, str], list[_Curve]] = defaultdict(list)
     for (kind, precision, _, _), curve in curves.items():
-        _keep_lower(best, (kind, precision), curve)
+        tried[kind, precision].append(curve)
     by_gpu: dict[str, dict[tuple[str, str], _Curve]] = defaultdict(dict)
     for (kind, precision, rate, gpu), curve in curves.items():
-        if rate == best[kind, precision].lines[0]["case"]["learning_rate"]:
+        if rate == _best(tried[kind, precision]).lines[0]["case"]["learning_rate"]:
             by_gpu[gpu][kind, precision] = curve
     return max(by_gpu.values(), key=lambda own: len({kind for kind, _ in own}), default={})
 
 
-def _keep_lower(
-    curves: dict[tuple[str, str], _Curve], key: tuple[str, str], curve: _Curve | None
-) -> None:
-    """Keeps the curve if none of this kind and precision, at another learning rate, ends lower."""
-    if curve and (key not in curves or curve.losses[-1] < curves[key].losses[-1]):
-        curves[key] = curve
+def _best(curves: Sequence[_Curve]) -> _Curve:
+    """The curve that ends lowest, or one with more seeds, of which not all end above it."""
+    lowest = min(curve.losses[-1] for curve in curves)
+    near = [curve for curve in curves if min(curve.ends) <= lowest]
+    return max(near, key=lambda curve: (len(curve.ends), -curve.losses[-1]))
 
 
 def _curve(lines: list[Line], last: int) -> _Curve | None:

@@ -43,6 +43,15 @@ def test_seeds_of_the_best_learning_rate_are_one_line_however_the_run_is_called(
     assert silu.seconds == [25.0, 50.0]
 
 
+@pytest.mark.parametrize(("single", "shown"), [(4.52, [4.5, 4.6]), (4.49, [4.49])])
+def test_one_seed_that_ends_within_the_range_of_two_is_not_taken_for_a_better_rate(single, shown):
+    lines = [*run("dense-silu", 4.5), *run("dense-silu", 4.6, seed=1)]
+    lines += run("dense-silu-0.002", single, learning_rate=2e-3)
+    lines += run("wide4-target60", 4.4, **SPARSE)
+    curves = frontier_figure._frontier_curves(lines)
+    assert curves["dense SiLU", "bf16"].ends == shown
+
+
 def test_experts_are_not_taken_for_a_dense_layer_and_other_runs_are_left_out():
     lines = [
         *run("moe", 4.5, width=11264, experts=32),

@@ -26,8 +26,9 @@ quickstart-gpu: $(READY) ## train the pilot on the text in DATA=FOLDER, dense an
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cuda]'
 	$(BIN)/sparsellm sweep quickstart-gpu --set 'data.files=["$(abspath $(DATA))"]'
 
+# On two cores three processes take 8 minutes where two take 10: many tests wait for processes that they start.
 test: $(DEV) $(COMPILERS) ## the tests that need no GPU, except those of `make test-long`
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: $(DEV) $(COMPILERS) ## the tests that take most of a minute each, which `make test` leaves out
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long

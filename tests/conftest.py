@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Two test processes share the cores (`pytest -n 2`): no processes that compile, which import torch.
+# `make test` has three processes that share the cores: none that compile, which import torch.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 _frozen = [0]  # how many modules there were when garbage was last frozen

@@ -143,9 +143,10 @@ def _frontier_curves(lines: Sequence[Line]) -> dict[tuple[str, str], _Curve]:
     tried: dict[tuple[str, str], list[_Curve]] = defaultdict(list)
     for (kind, precision, _, _), curve in curves.items():
         tried[kind, precision].append(curve)
+    best = {key: _best(own).lines[0]["case"]["learning_rate"] for key, own in tried.items()}
     by_gpu: dict[str, dict[tuple[str, str], _Curve]] = defaultdict(dict)
     for (kind, precision, rate, gpu), curve in curves.items():
-        if rate == _best(tried[kind, precision]).lines[0]["case"]["learning_rate"]:
+        if rate == best[kind, precision]:
             by_gpu[gpu][kind, precision] = curve
     return max(by_gpu.values(), key=lambda own: len({kind for kind, _ in own}), default={})
 

@@ -20,6 +20,7 @@ import torch
 from sparsellm.bench.record import Measurement, append, row
 from sparsellm.bench.train_runs import ONE_RATE
 from sparsellm.processes.distributed import largest
+from sparsellm.processes.launched import one_node
 from sparsellm.recipe import load_recipe
 from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.run import Run, build_run, close_run
@@ -70,9 +71,7 @@ def _command(run: Run, options: argparse.Namespace) -> str:
         launch = ["accelerate", "launch", "--config_file", f"launch/{layout(run)}.yaml"]
         launch += ["--num_processes", str(ranks)]
         if (sizes := run.accelerator.parallelism_config) is not None:
-            shards = ["--parallelism_config_dp_shard_size", str(sizes.dp_shard_size)]
-            copies = ["--parallelism_config_dp_replicate_size", str(sizes.dp_replicate_size)]
-            launch += ["--num_machines", "1", *copies, *shards]
+            launch += one_node(sizes.dp_replicate_size, sizes.dp_shard_size)
     overrides = [word for override in options.set for word in ("--set", override)]
     words = ["--recipe", options.recipe, "--steps", str(options.steps), *overrides]
     return shlex.join([*launch, "benchmarks/optimizer_step.py", *words])

@@ -47,12 +47,19 @@ def train_command(
     words += [f"--config_file={path}", f"--num_processes={gpus}"]
     if "\nparallelism_config:" in path.read_text(encoding="utf-8"):
         replicas = 2 if gpus >= 4 and gpus % 2 == 0 else 1
-        words += ["--num_machines=1"]
-        words.append(f"--parallelism_config_dp_replicate_size={replicas}")
-        words.append(f"--parallelism_config_dp_shard_size={gpus // replicas}")
+        words += one_node(replicas, gpus // replicas)
     words += ["--main_process_port=0", "-m", "sparsellm", "train", "--recipe", recipe]
     words += [word for override in overrides for word in ("--set", override)]
     return words if init_from is None else [*words, "--init-from", str(init_from)]
+
+
+def one_node(replicas: int, shards: int) -> list[str]:
+    """The options with which `accelerate launch` has so many replicas and shards on one node."""
+    return [
+        "--num_machines=1",
+        f"--parallelism_config_dp_replicate_size={replicas}",
+        f"--parallelism_config_dp_shard_size={shards}",
+    ]
 
 
 def watch(command: Sequence[str], run_path: Path) -> Generator[list[Line], None, None]:

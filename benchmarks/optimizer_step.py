@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from sparsellm.bench.record import Measurement, append, row
-from sparsellm.bench.train_runs import ONE_RATE
+from sparsellm.bench.train_runs import NO_GATE_RATE
 from sparsellm.processes.distributed import largest
 from sparsellm.processes.launched import one_node
 from sparsellm.recipe import load_recipe
@@ -37,7 +37,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20, help="timed steps")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
     options = parser.parse_args(words)
-    wanted = [*QUIET, *options.set, *ONE_RATE]
+    wanted = [*QUIET, *options.set, *NO_GATE_RATE]
     run = build_run(load_recipe(options.recipe, wanted))
     case = {
         "recipe": run.recipe.name,

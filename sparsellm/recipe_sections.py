@@ -352,8 +352,7 @@ class OptimizerConfig(StrictModel):
     gate_learning_rate: PositiveFloat | None = Field(
         None,
         description="Peak learning rate of the gates (without a gate, up) where AdamW updates them "
-        "beside Muon: with muon and L1. null is learning_rate; at 0.5b's shape an eighth of it was "
-        "the best of four rates",
+        "beside Muon: with muon and L1. null is an eighth of learning_rate",
     )
     min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
@@ -371,8 +370,14 @@ class OptimizerConfig(StrictModel):
 
     @property
     def gate_lr_scale(self) -> float:
-        """Learning rate of the gates, divided by that of all other parameters, at any step."""
-        return (self.gate_learning_rate or self.learning_rate) / self.learning_rate
+        """Learning rate of gates beside Muon, divided by that of all other parameters, at any step.
+
+        At three sizes an eighth was the best rate tried, or within the noise of the best, and the
+        higher the rate, the more neurons died (docs/results.md, "The rate of the gates").
+        """
+        if self.gate_learning_rate is None:
+            return 1 / 8
+        return self.gate_learning_rate / self.learning_rate
 
 
 class RuntimeConfig(StrictModel):

@@ -36,9 +36,9 @@ DENSE = "ffn.kernels=dense"
 MIN_STEPS = 2 * MIN_STEADY
 QUIET = ["checkpoint.every_steps=0", "validation.every_steps=0", "evaluation.every_steps=0"]
 QUIET += ["logging.wandb=disabled", "logging.every_steps=1"]
-ONE_RATE = ["optimizer.gate_learning_rate=null"]  # also of the gates that AdamW updates beside Muon
+NO_GATE_RATE = ["optimizer.gate_learning_rate=null"]  # AdamW for all refuses any other
 HOLD = ["optimizer.learning_rate=1e-6", "optimizer.warmup_steps=0", "optimizer.min_lr_ratio=1"]
-HOLD += ONE_RATE
+HOLD += NO_GATE_RATE
 _USUAL_VOCABULARY = 50_304  # GPT-2's, padded
 
 

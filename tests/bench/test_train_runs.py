@@ -159,7 +159,7 @@ def test_a_run_holds_the_gates_beside_muon_too(tmp_path):
     words = ["train", "--recipe", str(tmp_path / "own.yaml"), "--init-from", str(tmp_path)]
     held = recipe_of(options(*words), Setting(1, "single", AUTO)).optimizer
     assert (held.name, held.learning_rate) == ("muon", 1e-6)
-    assert held.gate_lr_scale == 1
+    assert held.gate_lr_scale == 1 / 8
 
 
 @pytest.mark.parametrize(

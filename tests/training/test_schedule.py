@@ -72,7 +72,7 @@ def test_a_jump_of_the_gates_learning_rate_is_said(tiny):
 
     one, own = muon(4e-3, "null"), muon(4e-3, 1e-3)
     assert rate_changes(own, own, 50) == []
-    expected = "the gates' learning rate changes from 0.004 at step 50 to 0.001 at the next"
+    expected = "the gates' learning rate changes from 0.0005 at step 50 to 0.001 at the next"
     assert rate_changes(one, own, 50) == [expected]
     [said] = rate_changes(own, muon(2e-3, 1e-3), 50)
     assert said.startswith("the learning rate changes from 0.004")

@@ -88,8 +88,8 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
     }
     if recipe.optimizer.name != "adamw":
         base["optimizer"] = recipe.optimizer.name
-    if recipe.optimizer.gate_learning_rate is not None:
-        base["gate_learning_rate"] = recipe.optimizer.gate_learning_rate
+        if recipe.sparsity.l1_coefficient:
+            base["gate_learning_rate"] = recipe.optimizer.gate_peak
     found: list[Measurement] = []
 
     def of(metric: str, value: float, unit: str, **case: Any) -> None:

@@ -369,15 +369,18 @@ class OptimizerConfig(StrictModel):
     )
 
     @property
-    def gate_lr_scale(self) -> float:
-        """Learning rate of gates beside Muon, divided by that of all other parameters, at any step.
+    def gate_peak(self) -> float:
+        """Peak learning rate of the gates beside Muon.
 
         At three sizes an eighth was the best rate tried, or within the noise of the best, and the
         higher the rate, the more neurons died (docs/results.md, "The rate of the gates").
         """
-        if self.gate_learning_rate is None:
-            return 1 / 8
-        return self.gate_learning_rate / self.learning_rate
+        return self.gate_learning_rate or self.learning_rate / 8
+
+    @property
+    def gate_lr_scale(self) -> float:
+        """Learning rate of gates beside Muon, divided by that of everything else, at any step."""
+        return self.gate_peak / self.learning_rate
 
 
 class RuntimeConfig(StrictModel):

@@ -27,9 +27,13 @@ def test_a_target_is_settled_from_where_the_mean_of_20_steps_stays_near_it():
     assert settled_step(returns, 30.0) > 120
 
 
-def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path, capsys):
+@pytest.mark.parametrize(("asked", "gates"), [("1e-4", 1e-4), ("null", 5e-4)])
+def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(
+    tiny, tmp_path, capsys, asked, gates
+):
     folder, results = tmp_path / "sweep", tmp_path / "results.jsonl"
-    own = ["sparsity.target_nnz=3", "optimizer.name=muon", "optimizer.gate_learning_rate=1e-4"]
+    own = ["sparsity.target_nnz=3", "optimizer.name=muon", "optimizer.learning_rate=4e-3"]
+    own += [f"optimizer.gate_learning_rate={asked}"]
     recipe = tiny("name=target-seed0", *own, f"logging.run_dir={folder}")
     held_out = {"kind": "validation", "tokens": 512, "num_targets": 8}
     validations = [held_out | {"step": step, "loss": 5.0 - step} for step in (2, 4)]
@@ -60,7 +64,7 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     assert by_metric["gpu_seconds", 4] == 3.0 + 2 * 3.75
     assert rows[0]["case"]["learning_rate"] == recipe.optimizer.learning_rate
     assert rows[0]["case"]["optimizer"] == "muon"
-    assert rows[0]["case"]["gate_learning_rate"] == 1e-4
+    assert rows[0]["case"]["gate_learning_rate"] == gates
     assert rows[0]["case"]["precision"] == recipe.runtime.precision
     losses = [r["loss"] for r in trained]
     assert by_metric["train_loss", 4] == pytest.approx(sum(losses[2:]) / 2)

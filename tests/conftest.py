@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -183,6 +184,12 @@ def cli_here(
         return subprocess.CompletedProcess(arguments, status, printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _no_progress_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast the machine is does not change what a command prints within this process."""
+    monkeypatch.setattr("sparsellm.waiting.QUIET_SECONDS", threading.TIMEOUT_MAX)
 
 
 @pytest.fixture(autouse=True)

@@ -88,7 +88,7 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
     }
     if recipe.optimizer.name != "adamw":
         base["optimizer"] = recipe.optimizer.name
-        if recipe.sparsity.l1_coefficient:
+        if recipe.gates_by_adamw:
             base["gate_learning_rate"] = recipe.optimizer.gate_peak
     found: list[Measurement] = []
 

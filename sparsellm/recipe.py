@@ -84,22 +84,22 @@ class Recipe(StrictModel):
         if self.architecture.gated != self.ffn.gated:
             gated = str(self.architecture.gated).lower()
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")
-        self._check_gate_learning_rate()
+        self._check_gates()
         self._check_target()
         return self
 
-    def _check_gate_learning_rate(self) -> None:
-        if self.optimizer.gate_learning_rate is None:
-            return
+    def _check_gates(self) -> None:
         if self.optimizer.name != "muon":
+            for key in ("gate_optimizer", "gate_learning_rate"):
+                if getattr(self.optimizer, key) is not None:
+                    raise ValueError(
+                        f"optimizer.{key} needs optimizer.name: muon (with {self.optimizer.name} "
+                        "gates have optimizer.learning_rate); set it to null"
+                    )
+        elif self.optimizer.gate_learning_rate is not None and not self.gates_by_adamw:
             raise ValueError(
-                f"optimizer.gate_learning_rate needs optimizer.name: muon (with "
-                f"{self.optimizer.name} gates have optimizer.learning_rate); set it to null"
-            )
-        if not self.sparsity.l1_coefficient:
-            raise ValueError(
-                "optimizer.gate_learning_rate needs sparsity.l1_coefficient (without L1 Muon "
-                "updates gates too, at optimizer.learning_rate); set it to null"
+                "optimizer.gate_learning_rate needs optimizer.gate_optimizer: adamw (Muon updates "
+                "all matrices of a block at optimizer.learning_rate); set one of the two"
             )
 
     def _check_target(self) -> None:
@@ -128,6 +128,13 @@ class Recipe(StrictModel):
                 "sparsity.target_nnz adjusts λ by itself: set sparsity.l1_ramp_steps to 0 "
                 "(sparsity.l1_zero_steps may stay: for so many steps λ is 0)"
             )
+
+    @property
+    def gates_by_adamw(self) -> bool:
+        """Whether AdamW updates the gates (without a gate, up) beside Muon."""
+        if self.optimizer.gate_optimizer is not None:
+            return self.optimizer.gate_optimizer == "adamw"
+        return self.ffn.gated or self.sparsity.l1_coefficient > 0
 
     @property
     def activation(self) -> Activation:

@@ -334,9 +334,9 @@ class OptimizerConfig(StrictModel):
     name: Literal["adamw", "muon"] = Field(
         "adamw",
         description="adamw for all parameters; or muon: torch's Muon (momentum 0.95, Nesterov) for "
-        "the matrices of the transformer blocks, and AdamW for embeddings, head and norms, with L1 "
-        "also for the gates (without a gate, up). Muon's updates are scaled to the size of "
-        "AdamW's, so that learning_rate and weight_decay serve both",
+        "the matrices of the transformer blocks, and AdamW for embeddings, head, norms and (see "
+        "gate_optimizer) the gates. Muon's updates are scaled to the size of AdamW's, so that "
+        "learning_rate and weight_decay serve both",
     )
     schedule: Literal["cosine", "wsd", "constant"] = Field(
         "cosine",
@@ -349,10 +349,15 @@ class OptimizerConfig(StrictModel):
         description="Number of last steps in which wsd decays; null is a tenth of train.steps",
     )
     learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
+    gate_optimizer: Literal["adamw", "muon"] | None = Field(
+        None,
+        description="With muon, what updates the gates (without a gate, up), in dense models as in "
+        "sparse ones. null is adamw, but muon in a model without gates and without L1",
+    )
     gate_learning_rate: PositiveFloat | None = Field(
         None,
-        description="Peak learning rate of the gates (without a gate, up) where AdamW updates them "
-        "beside Muon: with muon and L1. null is an eighth of learning_rate",
+        description="Peak learning rate of the gates where AdamW updates them beside Muon. null is "
+        "an eighth of learning_rate, for dense and for sparse models",
     )
     min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
@@ -370,10 +375,10 @@ class OptimizerConfig(StrictModel):
 
     @property
     def gate_peak(self) -> float:
-        """Peak learning rate of the gates beside Muon.
+        """Peak learning rate of the gates where AdamW updates them beside Muon.
 
-        At three sizes an eighth was the best rate tried, or within the noise of the best, and the
-        higher the rate, the more neurons died (docs/results.md, "The rate of the gates").
+        Dense SiLU and sparse models end lower at an eighth of Muon's rate than with gates at that
+        rate or by Muon, at three sizes (docs/results.md, "The rate of the gates").
         """
         return self.gate_learning_rate or self.learning_rate / 8
 

@@ -321,14 +321,30 @@ def test_sparse_kernels_need_relu():
     assert load_recipe("ablations/dense-silu").ffn.kernels == "auto"  # dense, without ReLU
 
 
-def test_gates_have_a_learning_rate_of_their_own_only_beside_muon():
+@pytest.mark.parametrize("l1", ["1e-3", "0"])
+def test_gates_have_a_learning_rate_of_their_own_only_beside_muon(l1):
     own, muon = "optimizer.gate_learning_rate=1e-3", "optimizer.name=muon"
-    assert load_recipe("debug", [own, muon]).optimizer.gate_learning_rate == 1e-3
-    refused = r"gate_learning_rate needs {}.*optimizer.learning_rate.*; set it to null"
-    with pytest.raises(ValueError, match=refused.format("optimizer.name: muon")):
-        load_recipe("debug", [own])
-    with pytest.raises(ValueError, match=refused.format("sparsity.l1_coefficient")):
-        load_recipe("debug", [own, muon, "sparsity.l1_coefficient=0"])
+    dense_or_sparse = f"sparsity.l1_coefficient={l1}"
+    assert load_recipe("debug", [own, muon, dense_or_sparse]).optimizer.gate_peak == 1e-3
+    eighth = load_recipe("debug", [muon, dense_or_sparse, "optimizer.learning_rate=8e-3"])
+    assert eighth.optimizer.gate_peak == 1e-3
+    refused = r"{} needs optimizer.name: muon.*optimizer.learning_rate.*; set it to null"
+    for key in (own, "optimizer.gate_optimizer=muon", "optimizer.gate_optimizer=adamw"):
+        with pytest.raises(ValueError, match=refused.format(key.split("=")[0])):
+            load_recipe("debug", [key, dense_or_sparse])
+    with pytest.raises(ValueError, match=r"gate_learning_rate needs .*gate_optimizer: adamw"):
+        load_recipe("debug", [own, muon, dense_or_sparse, "optimizer.gate_optimizer=muon"])
+
+
+def test_adamw_updates_gates_beside_muon_but_not_the_up_projection_of_a_dense_model():
+    def by_adamw(*overrides):
+        return load_recipe("debug", ["optimizer.name=muon", *overrides]).gates_by_adamw
+
+    dense, flat = "sparsity.l1_coefficient=0", "ffn.gated=false"
+    assert all((by_adamw(), by_adamw(dense), by_adamw(flat)))
+    assert not by_adamw(dense, flat)
+    assert by_adamw(dense, flat, "optimizer.gate_optimizer=adamw")
+    assert not by_adamw("optimizer.gate_optimizer=muon")
 
 
 def test_a_model_family_is_known_and_has_the_recipes_kind_of_ffn():

@@ -37,7 +37,7 @@ MIN_STEPS = 2 * MIN_STEADY
 QUIET = ["checkpoint.every_steps=0", "validation.every_steps=0", "evaluation.every_steps=0"]
 QUIET += ["logging.wandb=disabled", "logging.every_steps=1"]
 # A number would stay where learning_rate is overridden, and adamw refuses one.
-NO_GATE_RATE = ["optimizer.gate_learning_rate=null"]
+NO_GATE_RATE = ["optimizer.gate_learning_rate=null", "optimizer.gate_optimizer=null"]
 HOLD = ["optimizer.learning_rate=1e-6", "optimizer.warmup_steps=0", "optimizer.min_lr_ratio=1"]
 HOLD += NO_GATE_RATE
 _USUAL_VOCABULARY = 50_304  # GPT-2's, padded

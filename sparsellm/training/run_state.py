@@ -115,13 +115,8 @@ def restore_run(run: Run, path: Path) -> list[str]:
             f"--set optimizer.name={before}, or start a new run from its weights: "
             f"--set name=NEW --init-from {path}"
         )
-    l1 = saved_recipe.get("sparsity", {}).get("l1_coefficient", 0)
-    if now == "muon" and bool(l1) != bool(run.recipe.sparsity.l1_coefficient):
-        raise ValueError(
-            f"{path} was trained with sparsity.l1_coefficient {l1:g}. Muon updates the gates only "
-            f"where it is 0, so resume with --set sparsity.l1_coefficient={l1:g}, or start a new "
-            f"run from its weights: --set name=NEW --init-from {path}"
-        )
+    if now == "muon":
+        check_gate_optimizer(path, saved_recipe, run.recipe)
     changes = _recipe_changes(saved_recipe, run.recipe)
     notes = changes + _rate_notes(saved_recipe, run.recipe, saved.step)
     try:
@@ -155,6 +150,25 @@ def restore_run(run: Run, path: Path) -> list[str]:
     if saved.rng:  # else there were fewer ranks: this one keeps its own
         _set_rng_state(saved.rng)
     return notes
+
+
+def check_gate_optimizer(path: Path, saved_recipe: dict[str, Any], recipe: Recipe) -> None:
+    """Refuses a resume that would give the gates' state to another optimizer.
+
+    Before `optimizer.gate_optimizer` existed, Muon updated the gates of every model without L1.
+    """
+    optimizer = saved_recipe.get("optimizer", {})
+    l1 = saved_recipe.get("sparsity", {}).get("l1_coefficient", 0)
+    gated = saved_recipe.get("ffn", {}).get("gated", True)
+    default = "adamw" if l1 or (gated and "gate_optimizer" in optimizer) else "muon"
+    before = optimizer.get("gate_optimizer") or default
+    now = "adamw" if recipe.gates_by_adamw else "muon"
+    if before != now:
+        raise ValueError(
+            f"{path} has the state of gates that {before} updated, not {now}: resume with "
+            f"--set optimizer.gate_optimizer={before}, or start a new run from its weights: "
+            f"--set name=NEW --init-from {path}"
+        )
 
 
 def _rate_notes(saved_recipe: dict[str, Any], present: Recipe, step: int) -> list[str]:

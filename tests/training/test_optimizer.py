@@ -21,6 +21,7 @@ from sparsellm.runs import checkpoint
 from sparsellm.runs.state import optimizer_tensors
 from sparsellm.training.optimizer import build_optimizer, reinit_dead_neurons
 from sparsellm.training.run import build_run, close_run
+from sparsellm.training.run_state import check_gate_optimizer
 from sparsellm.training.step import train_step
 from training import muon_worker
 
@@ -50,10 +51,23 @@ def _step(model, optimizer, refused=0.0, spoilt=1.0):
     optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("l1", [0, 1e-3])
-@pytest.mark.parametrize(("gated", "pattern"), [(True, "gate_proj"), (False, "up_proj")])
-def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(tiny, l1, gated, pattern):
+@pytest.mark.parametrize(
+    ("l1", "gated", "choice", "patterns_of_adamw"),
+    [
+        (0, True, "null", "gate_proj"),
+        (1e-3, True, "null", "gate_proj"),
+        (0, False, "null", None),
+        (1e-3, False, "null", "up_proj"),
+        (0, False, "adamw", "up_proj"),
+        (0, True, "muon", None),
+        (1e-3, True, "muon", None),
+    ],
+)
+def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(
+    tiny, l1, gated, choice, patterns_of_adamw
+):
     own = [f"sparsity.l1_coefficient={l1}", f"ffn.gated={gated}"]
+    own.append(f"optimizer.gate_optimizer={choice}")
     recipe = tiny("optimizer.name=muon", "optimizer.weight_decay=0", *own)
     model = build_model(recipe, eos_token_id=256)
     optimizer = build_optimizer(model, recipe)
@@ -61,7 +75,7 @@ def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(tiny, l1
     _step(model, optimizer)
     for name, parameter in model.named_parameters():
         block = parameter.dim() == 2 and ".layers." in name
-        block &= not (l1 and pattern in name)  # what L1 acts on is AdamW's
+        block &= patterns_of_adamw is None or patterns_of_adamw not in name
         assert ("momentum_buffer" in optimizer.state[parameter]) == block
         assert ("exp_avg" in optimizer.state[parameter]) != block
         if block:
@@ -155,10 +169,33 @@ def test_muon_resumes_to_the_same_bits_and_not_as_adamw(tiny_overrides, cli_here
     other = train("halves", 6, "adamw")
     assert other.returncode == 1
     assert "has the state of optimizer.name muon, not adamw: resume with --set" in other.stderr
-    # Without L1 other matrices would be Muon's.
-    other = train("halves", 6, "muon", "sparsity.l1_coefficient=0", "sparsity.target_nnz=null")
+    other = train("halves", 6, "muon", "optimizer.gate_optimizer=muon")
     assert other.returncode == 1
-    assert "so resume with --set sparsity.l1_coefficient=" in other.stderr
+    assert "resume with --set optimizer.gate_optimizer=adamw" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("gated_and_l1", "saved_keys", "before"),
+    [
+        ((True, 0), {}, "muon"),  # a dense run from before the key existed
+        ((True, 1e-3), {}, "adamw"),
+        ((False, 0), {}, "muon"),
+        ((True, 0), {"gate_optimizer": None}, "adamw"),
+        ((False, 0), {"gate_optimizer": None}, "muon"),
+        ((True, 1e-3), {"gate_optimizer": "muon"}, "muon"),
+    ],
+)
+def test_a_run_goes_on_with_the_optimizer_that_its_gates_had(
+    tiny, tmp_path, gated_and_l1, saved_keys, before
+):
+    gated, l1 = gated_and_l1
+    saved = {"sparsity": {"l1_coefficient": l1}, "ffn": {"gated": gated}, "optimizer": saved_keys}
+    own = ["optimizer.name=muon", f"ffn.gated={gated}", f"sparsity.l1_coefficient={l1}"]
+    other = {"muon": "adamw", "adamw": "muon"}[before]
+    check_gate_optimizer(tmp_path, saved, tiny(*own, f"optimizer.gate_optimizer={before}"))
+    remedy = f"gates that {before} updated, not {other}: resume .*gate_optimizer={before},"
+    with pytest.raises(ValueError, match=remedy):
+        check_gate_optimizer(tmp_path, saved, tiny(*own, f"optimizer.gate_optimizer={other}"))
 
 
 def test_reinit_moves_the_gate_rows_of_dead_neurons_alone(tiny):

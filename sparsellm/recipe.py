@@ -25,7 +25,7 @@ from sparsellm.architecture import (
     Architecture,
 )
 from sparsellm.paths import bundled, named_file
-from sparsellm.strict import StrictModel, load_yaml, parse_yaml, validate
+from sparsellm.strict import StrictModel, load_yaml, parse_yaml, section_of, validate
 from sparsellm.vocabulary import vocab_size
 
 # Keys of earlier versions, each with the value at which it changed nothing. Recipes that were saved
@@ -232,7 +232,8 @@ def load_recipe(
 ) -> Recipe:
     """Reads a recipe and applies ``section.key=value`` overrides (values are YAML).
 
-    A recipe may begin with ``base: <name>``: it then states only what differs from its base.
+    A recipe may begin with ``base: <name>``: it then states only what differs from its base, key
+    by key. A mapping that is a value (`data.corpus`, `model.huggingface`) is stated whole.
 
     Args:
         name_or_path: see `recipe_path`.
@@ -246,7 +247,9 @@ def load_recipe(
     path = recipe_path(name_or_path)
     content = without_removed(_with_base(path))
     for section, values in instead.items():
-        content[section] = {**content.get(section, {}), **values}
+        before = content.get(section, {})
+        if isinstance(before, dict):  # else `validate` refuses it
+            content[section] = {**before, **values}
     for override in overrides or []:
         _apply(content, override)
     source = str(path) + (f" with --set {' '.join(overrides)}" if overrides else "")
@@ -265,23 +268,28 @@ def without_removed(content: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    if path in seen:
-        raise ValueError(f"{path}: `base` leads back to itself through {seen[-1]}")
+def _with_base(path: Path, derived: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe over that of its base; ``derived`` are the files that led here."""
+    real = path.resolve()  # a file has several paths, through `..` and links
+    if real in derived:
+        raise ValueError(f"{path}: `base` leads back to itself through {derived[-1]}")
     content = load_yaml(path)
     base = content.pop("base", None)
     if base is None:
         return content
     beside = path.parent / str(base)  # a file is named as seen from this one
-    found = beside if beside.is_file() else recipe_path(str(base))
-    return _merge(_with_base(found, (*seen, path)), content)
+    base_path = beside if beside.is_file() else recipe_path(str(base))
+    return _merge(_with_base(base_path, (*derived, real)), content)
 
 
 def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in change.items():
-        both_sections = isinstance(merged.get(key), dict) and isinstance(value, dict)
-        merged[key] = _merge(merged[key], value) if both_sections else value
+    """Sections are merged by key. A value that is itself a mapping, such as the shares of a
+    mixture, is replaced whole, as ``--set`` replaces it."""
+    merged = base | change
+    for key in base.keys() & change.keys():
+        both = (base[key], change[key])
+        if section_of(Recipe, key) and all(isinstance(values, dict) for values in both):
+            merged[key] = base[key] | change[key]
     return merged
 
 

@@ -287,7 +287,7 @@ def describe_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
     """Every key of ``model`` that has a value, in order."""
     keys: list[Key] = []
     for name, schema in model.model_json_schema()["properties"].items():
-        if section := _section(model, name):
+        if section := section_of(model, name):
             keys += describe_keys(section, f"{prefix}{name}.")
             continue
         default = None
@@ -317,8 +317,10 @@ def _type(schema: dict[str, Any]) -> str:
     return " ".join([_TYPES.get(kind, kind), *limits])
 
 
-def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    kind = model.model_fields[name].annotation
+def section_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The model of a section; None for a key that has a value, or that ``model`` does not have."""
+    field = model.model_fields.get(name)
+    kind = field.annotation if field else None
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
@@ -327,7 +329,7 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name in model.model_fields:
         keys.append(prefix + name)
-        if section := _section(model, name):
+        if section := section_of(model, name):
             keys += all_keys(section, f"{prefix}{name}.")
     return keys
 

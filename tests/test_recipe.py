@@ -269,12 +269,36 @@ def test_no_such_recipe_lists_the_bundled():
         load_recipe("0.7b")
 
 
-def test_base_cycle_is_refused(tmp_path):
-    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    a.write_text(f"base: {b}\n", encoding="utf-8")
-    b.write_text(f"base: {a}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="leads back to itself"):
-        load_recipe(str(a))
+@pytest.mark.parametrize("base", ["{0}/b.yaml", "../{0.name}/b.yaml", "link/b.yaml"])
+def test_base_cycle_is_refused(tmp_path, base):
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "a.yaml").write_text(f"base: {base.format(tmp_path)}\n", encoding="utf-8")
+    (tmp_path / "b.yaml").write_text(f"base: ../{tmp_path.name}/a.yaml\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="leads back to itself through"):
+        load_recipe(str(tmp_path / "a.yaml"))
+
+
+def test_a_mapping_that_is_a_value_replaces_that_of_the_base(tmp_path):
+    base, child = tmp_path / "base.yaml", tmp_path / "child.yaml"
+    base.write_text(
+        "base: debug\n"
+        "data: {corpus: {a: 0.7, b: 0.3}, num_workers: 2}\n"
+        "model: {huggingface: {head_dim: 32, rope_parameters: {rope_type: linear, factor: 2.0}}}\n"
+    )
+    child.write_text(
+        "base: base.yaml\n"
+        "data: {corpus: {c: 1}}\n"
+        "model: {huggingface: {rope_parameters: {rope_type: dynamic}}}\n"
+    )
+    recipe = load_recipe(str(child))
+    assert recipe.data.corpus == {"c": 1}
+    assert recipe.data.num_workers == 2  # a section is merged by key
+    assert recipe.model.huggingface == {"rope_parameters": {"rope_type": "dynamic"}}
+    changes = [
+        "data.corpus={c: 1}",
+        "model.huggingface={rope_parameters: {rope_type: dynamic}}",
+    ]
+    assert load_recipe(str(base), changes) == recipe
 
 
 def test_ablation_differs_from_its_base_only_where_it_says():

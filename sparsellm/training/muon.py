@@ -1,25 +1,32 @@
 """Muon for matrices, AdamW for everything else, on one rank or many.
 
-Muon orthogonalises whole matrices. Ranks divide them among themselves: each computes the updates
-of some, and sends them to the others. Where weights are sharded (FSDP2, HSDP), a rank first
-receives all shards of the matrices whose updates it computes, and sends each other rank only that
-rank's shard of an update.
+Muon orthogonalises whole matrices. Those of one shape are multiplied in batches, since the host
+takes longer to start the products of one matrix than a GPU to compute them. Ranks divide a batch
+among themselves: each computes the updates of some matrices, and sends them to the others. Where
+weights are sharded (FSDP2, HSDP), a rank first receives all shards of the matrices whose updates it
+computes, and sends each other rank only that rank's shard of an update.
 
 `torch.optim.Muon` alone would compute every matrix on every rank, and multiply shards with
 collectives between the products. On eight H200 its step of 2b's matrices took 186 ms under DDP and
-2,323 ms under FSDP2, where AdamW's takes 14 ms (benchmarks/optimizer_step.py, commit cf8ad2d). As
-it is here, it takes 107 ms under DDP and 143 ms under FSDP2, on four H200 (d381fa7).
+2,323 ms under FSDP2, where AdamW's takes 14 ms (benchmarks/optimizer_step.py, commit cf8ad2d). With
+one matrix after the other, divided among four H200, it took 104 ms under FSDP2, of which kernels
+ran for 42 (0e6f9ed).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 Group = dict[str, Any]  # of an optimizer's parameters, with their settings
+
+# How many numbers the matrices have that one rank multiplies at once, unless a single one has more.
+# Two of 2b's FFNs keep a GPU busy for longer than the host needs to start their products.
+BATCH_NUMEL = 2**25
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -29,7 +36,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     AdamW's updates. So one learning rate and one decoupled weight decay serve both.
 
     Args:
-        matrices: that Muon updates.
+        matrices: that Muon updates; a step overwrites their gradients.
         lr: of Muon, at its peak.
         weight_decay: of Muon.
         adamw: of all other parameters.
@@ -38,8 +45,6 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def __init__(
         self, matrices: Sequence[Tensor], lr: float, weight_decay: float, adamw: torch.optim.AdamW
     ) -> None:
-        # Ranks compute at the same time, so matrices of one size belong together.
-        matrices = sorted(matrices, key=Tensor.numel, reverse=True)
         muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay)
         self._adamw = adamw
         self.found_inf: Tensor | None = None
@@ -52,37 +57,68 @@ class MuonAndAdamW(torch.optim.Optimizer):
         first, *others = self.param_groups
         team = _team(first["params"][0])
         matrices = [p for p in first["params"] if p.grad is not None]
-        for begin in range(0, len(matrices), team.size):
-            batch = matrices[begin : begin + team.size]
-            updates = [self._advance_momentum(parameter, first) for parameter in batch]
-            changes = _orthogonal(updates, [p.shape for p in batch], first, team)
-            for parameter, change in zip(batch, changes, strict=True):
-                decayed = _local(parameter) * (1 - first["lr"] * first["weight_decay"])
-                self._assign(parameter, decayed + change)
+        # A batch goes through three stages. What a stage sends arrives while the next one computes
+        # for an earlier batch.
+        directions = updates = None
+        for batch in [*_batches(matrices, team.size), [], []]:
+            sent = self._send_directions(batch, first, team) if batch else None
+            multiplied = _send_updates(directions, first) if directions else None
+            if updates:
+                self._apply(updates, first)
+            directions, updates = sent, multiplied
         # accelerate replaces groups and state, so AdamW is given them at every step.
         self._adamw.state, self._adamw.param_groups = self.state, others
         if self.found_inf is not None:
             self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         self._adamw.step()
 
-    def _advance_momentum(self, parameter: Tensor, group: Group) -> Tensor:
-        """The direction of the step by Nesterov's momentum, bf16, what this rank holds of it."""
-        state = self.state[parameter]
-        assert parameter.grad is not None
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        gradient = _local(parameter.grad)  # on DTensors each operation takes 30 µs longer
-        momentum = _local(state["momentum_buffer"]).lerp(gradient, 1 - group["momentum"])
-        self._assign(state["momentum_buffer"], momentum)
-        # In bf16, since Muon begins with the rounding, and half of the bytes are sent.
-        return torch.lerp(gradient, momentum, group["momentum"]).bfloat16()
+    def _send_directions(self, matrices: list[Tensor], group: Group, team: "_Team") -> "_Transit":
+        """Advances the momentum. The direction of a matrix goes to the rank that multiplies it.
 
-    def _assign(self, tensor: Tensor, local: Tensor) -> None:
-        """``tensor`` becomes ``local`` on this rank, unless ``found_inf`` is 1."""
-        own = _local(tensor)
-        if self.found_inf is not None:
-            local = torch.where(self.found_inf.bool(), own, local)
-        own.copy_(local)
+        It goes in bf16, since Muon begins with the rounding, and half of the bytes are sent.
+        """
+        for matrix in matrices:
+            self._advance_momentum(matrix, group)
+        shares = _chunks(len(matrices), team.size)
+        first = sum(shares[: team.rank])
+        sent = matrices if team.shards else matrices[first : first + shares[team.rank]]
+        shape = _local(matrices[0]).shape
+        directions = _local(matrices[0]).new_empty((len(sent), *shape), dtype=torch.bfloat16)
+        for matrix, direction in zip(sent, directions, strict=True):
+            momentum = _local(self.state[matrix]["momentum_buffer"])
+            direction.copy_(torch.lerp(_gradient(matrix), momentum, group["momentum"]))
+        if not team.shards:  # this rank needs no others
+            return _Transit(matrices, team, directions)
+        numel = shares[team.rank] * shape[1]  # of one row of all matrices
+        sizes = [numel * rows for rows in _chunks(matrices[0].shape[0], team.size)]
+        return _Transit(matrices, team, *_exchange(directions.split(shares), sizes, team))
+
+    def _advance_momentum(self, matrix: Tensor, group: Group) -> None:
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        # On DTensors each operation takes 30 µs longer.
+        momentum, gradient = _local(state["momentum_buffer"]), _gradient(matrix)
+        # A refused gradient may be NaN. Towards itself, the momentum does not move.
+        torch.where(self._refused(matrix), momentum, gradient, out=gradient)
+        momentum.lerp_(gradient, 1 - group["momentum"])
+
+    def _apply(self, updates: "_Transit", group: Group) -> None:
+        """Decays the matrices of a batch, and adds their updates."""
+        matrices = updates.matrices
+        rate = group["lr"] * (0.2 * math.sqrt(max(matrices[0].shape)))
+        refused = self._refused(matrices[0])
+        decay = torch.where(refused, 1.0, 1 - group["lr"] * group["weight_decay"])
+        # It has a dimension, so that its product with bf16 is fp32.
+        factor = torch.where(refused, 0.0, -rate).view(1)
+        for matrix, update in zip(matrices, updates.arrived()[: len(matrices)], strict=True):
+            _local(matrix).mul_(decay).add_(update * factor)
+
+    def _refused(self, matrix: Tensor) -> Tensor:
+        """Whether ``found_inf`` is 1: bool, ()."""
+        if self.found_inf is None:
+            return torch.zeros((), dtype=torch.bool, device=matrix.device)
+        return self.found_inf.bool()
 
 
 class _Team(NamedTuple):
@@ -105,72 +141,105 @@ def _team(matrix: Tensor) -> _Team:
     return _Team(None, 0, 1)
 
 
-def _orthogonal(
-    updates: Sequence[Tensor], shapes: Sequence[torch.Size], group: Group, team: _Team
-) -> Iterator[Tensor]:
-    """What Muon adds to each matrix, fp32, this rank's part of it; at most one matrix per rank.
+class _Transit(NamedTuple):
+    """What this rank receives about matrices of one shape."""
 
-    ``updates`` are what this rank holds of them, ``shapes`` those of the whole matrices.
+    matrices: list[Tensor]
+    team: _Team
+    numbers: Tensor  # bf16
+    exchange: dist.Work | None = None  # in which they arrive
+
+    def arrived(self) -> Tensor:
+        """The numbers; the device waits until it has them."""
+        if self.exchange is not None:
+            self.exchange.wait()
+        return self.numbers
+
+
+def _batches(matrices: Sequence[Tensor], ranks: int) -> Iterator[list[Tensor]]:
+    """Divides them into batches of one shape, which ranks compute at the same time."""
+    by_shape: dict[torch.Size, list[Tensor]] = {}
+    for matrix in matrices:
+        by_shape.setdefault(matrix.shape, []).append(matrix)
+    for shape, alike in by_shape.items():
+        most = ranks * max(1, BATCH_NUMEL // shape.numel())
+        yield from (alike[i : i + most] for i in range(0, len(alike), most))
+
+
+def _send_updates(directions: _Transit, group: Group) -> _Transit:
+    """Orthogonalises this rank's matrices of a batch. Each rank is sent what it has of them."""
+    matrices, team, *_ = directions
+    rows, columns = matrices[0].shape
+    shares = _chunks(len(matrices), team.size)
+    share = shares[team.rank]
+    numbers = directions.arrived()
+    if not team.shards:
+        updates = _orthogonal(numbers, group)
+        return _Transit(matrices, team, *_gather(updates, shares[0], team))
+    heights = _chunks(rows, team.size)
+    shards = numbers.split([share * height * columns for height in heights])
+    whole = [s.view(share, height, columns) for s, height in zip(shards, heights, strict=True)]
+    updates = _orthogonal(torch.cat(whole, dim=1), group)
+    height = heights[team.rank]
+    sizes = [count * height * columns for count in shares]
+    received, work = _exchange(updates.split(heights, dim=1), sizes, team)
+    return _Transit(matrices, team, received.view(len(matrices), height, columns), work)
+
+
+def _chunks(total: int, parts: int) -> list[int]:
+    """The sizes of the parts into which `torch.chunk` divides ``total``; the last may be 0."""
+    most = -(-total // parts)
+    return [min(most, max(total - i * most, 0)) for i in range(parts)]
+
+
+def _gather(part: Tensor, most: int, team: _Team) -> tuple[Tensor, dist.Work | None]:
+    """The parts of all ranks, one after the other, each filled up to ``most`` matrices."""
+    if team.size == 1:
+        return part, None
+    parts = part.new_empty((team.size * most, *part.shape[1:]))
+    padded = parts[team.rank * most : (team.rank + 1) * most]
+    padded[: len(part)] = part
+    return parts, dist.all_gather_into_tensor(parts, padded, group=team.group, async_op=True)
+
+
+def _exchange(
+    parts: Sequence[Tensor], sizes: list[int], team: _Team
+) -> tuple[Tensor, dist.Work | None]:
+    """Sends the i-th part to rank i. Receives so many numbers from each rank, one after the other.
+
+    Each rank receives as many bytes as its share of the matrices has. When it gathered all of them,
+    a step of 2b took 376 ms under FSDP2 on four H200, instead of 143 (b5ae09d, d381fa7).
     """
-    if team.shards:
-        yield from _orthogonal_shards(updates, shapes, group, team)
-        return
-    own = _change(updates[team.rank], group) if team.rank < len(updates) else None
-    for owner, update in enumerate(updates):
-        change = own
-        if change is None or owner != team.rank:
-            change = torch.empty_like(update, dtype=torch.float32)
-        if team.size > 1:
-            dist.broadcast(change, group=team.group, group_src=owner)
-        yield change
-
-
-def _orthogonal_shards(
-    shards: Sequence[Tensor], shapes: Sequence[torch.Size], group: Group, team: _Team
-) -> list[Tensor]:
-    """The same of sharded matrices: rank i gathers the i-th, and scatters what becomes of it.
-
-    In these two collectives each rank receives the bytes of one matrix. Gathering every matrix on
-    every rank takes as many times that as there are ranks, and as many collectives as matrices:
-    376 ms per step of 2b instead of 143, on four H200 (b5ae09d, d381fa7).
-    """
-    mine = shapes[team.rank] if team.rank < len(shapes) else torch.Size((0, 0))
-    rows = _rows_of_shards(mine[0], team.size)
-    whole = torch.cat(_exchange(shards, [torch.Size((n, mine[1])) for n in rows], team))
-    change = _change(whole, group) if mine.numel() else whole.float()
-    return _exchange(change.split(rows), [shard.shape for shard in shards], team)
-
-
-def _rows_of_shards(rows: int, shards: int) -> list[int]:
-    """How many rows each shard of a matrix has: as many as its chunk has (`torch.chunk`)."""
-    most = -(-rows // shards)
-    return [min(most, max(rows - i * most, 0)) for i in range(shards)]
-
-
-def _exchange(parts: Sequence[Tensor], shapes: Sequence[torch.Size], team: _Team) -> list[Tensor]:
-    """Sends the i-th part to rank i. Returns what ranks sent to this one, which has these shapes.
-
-    Where there are fewer parts or shapes than ranks, the last ranks get or send nothing.
-    """
-    numbers_in = [shape.numel() for shape in shapes]
-    numbers_out = [part.numel() for part in parts]
     sent = torch.cat([part.flatten() for part in parts])
-    received = sent.new_empty(sum(numbers_in))
-    none_in, none_out = ([0] * (team.size - len(n)) for n in (numbers_in, numbers_out))
-    dist.all_to_all_single(
-        received, sent, numbers_in + none_in, numbers_out + none_out, group=team.group
+    received = sent.new_empty(sum(sizes))
+    sizes_sent = [part.numel() for part in parts]
+    work = dist.all_to_all_single(
+        received, sent, sizes, sizes_sent, group=team.group, async_op=True
     )
-    found = zip(received.split(numbers_in), shapes, strict=True)
-    return [part.view(shape) for part, shape in found]
+    return received, work
 
 
-def _change(update: Tensor, group: Group) -> Tensor:
-    """What one step of `torch.optim.Muon` without momentum makes of a matrix of zeros."""
-    matrix = nn.Parameter(torch.zeros_like(update, dtype=torch.float32))
-    matrix.grad = update.float()
-    settings = {"lr": group["lr"], "weight_decay": 0, "momentum": 0, "nesterov": False}
-    torch.optim.Muon([matrix], adjust_lr_fn="match_rms_adamw", **settings).step()
-    return matrix.detach()
+def _orthogonal(directions: Tensor, group: Group) -> Tensor:
+    """Orthogonalises bf16 (matrices, rows, columns) as `torch.optim.Muon` does one matrix.
+
+    A batched product may take another kernel than a single one, and add up in another order.
+    """
+    if not len(directions):
+        return directions
+    a, b, c = group["ns_coefficients"]
+    tall = directions.shape[1] > directions.shape[2]
+    x = directions.mT if tall else directions
+    norms = torch.stack([matrix.norm() for matrix in x]).clamp(min=group["eps"])
+    x = x / norms[:, None, None]
+    for _ in range(group["ns_steps"]):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def _gradient(matrix: Tensor) -> Tensor:
+    assert matrix.grad is not None
+    return _local(matrix.grad)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.records import read_metrics
+from sparsellm.training import muon
 from sparsellm.training.objective import Objective, build_loss, total_loss
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
@@ -227,6 +228,25 @@ def test_two_gpus_compute_the_gradient_of_one(gradients, config):
 def test_two_gpus_that_divide_muons_matrices_compute_what_one_does():
     result = _launch("ddp8.yaml", 2, muon_worker.__file__, "cuda")
     assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.parametrize("shape", [(2048, 2048), (5632, 2048), (2048, 5632)])
+def test_muon_multiplies_a_batch_as_exactly_as_torch_does_each_matrix(shape):
+    torch.manual_seed(0)
+    gradients = torch.randn(3, *shape, device="cuda").bfloat16()
+    singles = []
+    for gradient in gradients:
+        matrix = nn.Parameter(torch.zeros(shape, device="cuda"))
+        matrix.grad = gradient.float()
+        settings = {"weight_decay": 0, "momentum": 0, "nesterov": False}
+        optimizer = torch.optim.Muon([matrix], lr=1, adjust_lr_fn="match_rms_adamw", **settings)
+        optimizer.step()
+        singles.append(-matrix.detach().double() / (0.2 * max(shape) ** 0.5))
+    [group] = optimizer.param_groups
+    exact = muon._orthogonal(gradients.double(), group)
+    usual = _relative(torch.stack(singles), exact)
+    assert usual < 0.02
+    assert _relative(muon._orthogonal(gradients, group).double(), exact) < 1.02 * usual
 
 
 @pytest.mark.slow

@@ -253,7 +253,8 @@ class DataConfig(StrictModel):
         ge=0,
         lt=1,
         description="Share of the documents of `files` that is held out, chosen by a hash of their "
-        "text; not used if `validation_files` are given",
+        "text, but at least one, or the end of one that is over a tenth of the text; not used if "
+        "`validation_files` are given",
     )
     text_field: str | None = Field(
         None,

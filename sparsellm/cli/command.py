@@ -194,9 +194,11 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
     check_out(run_path, is_folder=True, option="--set logging.run_dir=DIR")
     if ranks.is_main():
-        from sparsellm.data.corpus import check_files
+        from sparsellm.data.held_out import check_text
 
-        check_files(recipe.data)
+        check_text(
+            recipe.data, recipe.model.context_length, validates=recipe.validation.every_steps > 0
+        )
     say = _say_what_is_trained(recipe, options)
     in_place = ranks.is_main() and on_terminal()
     with waiting("loading PyTorch", None if in_place else say):  # after all checks without it

@@ -83,9 +83,8 @@ class BlockCache:
         """
         found = self._block(shard, block)
         assert found is not None
-        return [  # type: ignore[return-value]  # texts, or ids, of all of them
-            content if shard.holds(content) else content[:0] for content in found.documents(rows)
-        ]
+        contents = found.documents(rows)
+        return [shard.portion(content) for content in contents]  # type: ignore[return-value,type-var]
 
     def _block(self, shard: Shard, index: int) -> Block | None:
         column = _column(shard)

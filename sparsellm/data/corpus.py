@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from sparsellm.data.division import hold_out
 from sparsellm.data.identity import fingerprint, witness
 from sparsellm.data.network import with_retries
 from sparsellm.data.shards import Shard, expand, real_place, stdlib_shards, to_shard
@@ -139,12 +140,6 @@ def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
     return found
 
 
-def check_files(data: DataConfig) -> None:
-    """Raises the errors of `load_corpora` early, for corpora that need no network."""
-    if not hub_sources(data.corpus) and not any("://" in file for file in data.files or ()):
-        load_corpora(data)
-
-
 def load_corpora(data: DataConfig) -> tuple[Corpus, ...]:
     """The corpora of a recipe's `data`, with their weights; a single one unless it is a mixture.
 
@@ -273,13 +268,8 @@ def _files(name: str, config: FilesCorpus, path: Path, given: Set[str]) -> Corpu
     # Several globs may cover several layouts; together they must match something.
     train = found("files", config.files)
     shards = [to_shard(url, config.text_field) for url in train.values()]
-    if fraction := config.validation_fraction:
-        train_part, held_out_part = (fraction, 1.0), (0.0, fraction)
-        return Corpus(
-            name,
-            tuple(replace(shard, part=train_part) for shard in shards),
-            tuple(replace(shard, part=held_out_part) for shard in shards),
-        )
+    if config.validation_fraction:
+        return Corpus(name, *hold_out(tuple(shards), config.validation_fraction))
     if config.validation_files:
         held_out = found("validation_files", config.validation_files)
         overlap = held_out.keys() & train.keys()

@@ -1,18 +1,24 @@
 """Held-out sequences: the same whatever the number of ranks."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sparsellm.data.blocks import documents_in_order
-from sparsellm.data.corpus import Corpus
-from sparsellm.data.shards import Shard
+from sparsellm.data.corpus import Corpus, hub_sources, load_corpora
+from sparsellm.data.shards import Shard, warn_once
 from sparsellm.data.stream import with_eot
 from sparsellm.data.token_shards import check_tokenizer
-from sparsellm.data.tokenizer import Tokenizer, Tokens
+from sparsellm.data.tokenizer import Tokenizer, Tokens, load_tokenizer
+from sparsellm.recipe_sections import DataConfig
+
+if TYPE_CHECKING:  # what the text is gets checked before torch is loaded, which takes seconds
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +27,89 @@ def read_in_order(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> Iterator[T
     """Tokens of every document of the shards, once, unshuffled, each ended by ``eot_id``."""
     for contents in documents_in_order(shards):
         yield from with_eot(contents, tokenizer)
+
+
+def check_text(data: DataConfig, context_length: int, validates: bool) -> None:
+    """Raises early, before torch is loaded, what would keep a run from reading its text.
+
+    Text on the hub or at an address is not looked at.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_corpora` and, if the run ``validates``, as
+            `validated`.
+    """
+    if hub_sources(data.corpus) or any("://" in file for file in data.files or ()):
+        return
+    corpora = load_corpora(data)
+    if validates:
+        validated(corpora, load_tokenizer(data.tokenizer), context_length)
+
+
+def validated(
+    corpora: tuple[Corpus, ...], tokenizer: Tokenizer, context_length: int, *, warns: bool = True
+) -> list[Corpus]:
+    """The corpora with held-out text for validation.
+
+    Those of which a share is held out that is less than one sequence are omitted; it ``warns`` of
+    them.
+
+    Raises:
+        ValueError: no corpus has held-out text, or one names less than a sequence of it.
+    """
+    held_out = [corpus for corpus in corpora if corpus.validation] or corpora[:1]
+    long_enough = []
+    for corpus in held_out:
+        try:
+            next(held_out_sequences(corpus, tokenizer, context_length))
+        except TooShortError:
+            if all(shard.part == (0.0, 1.0) for shard in corpus.validation):
+                raise
+            if warns:
+                warn_once(
+                    f"corpus {corpus.name}: the share of its text that is held out is shorter than "
+                    f"one sequence of {context_length:,} tokens; the run trains without validation "
+                    "on it. To validate, give more text, a larger data.validation_fraction or "
+                    "data.validation_files"
+                )
+            continue
+        long_enough.append(corpus)
+    return long_enough
+
+
+class TooShortError(ValueError):
+    """The held-out text is less than one sequence."""
+
+
+def held_out_sequences(
+    corpus: Corpus, tokenizer: Tokenizer, context_length: int
+) -> Iterator[Tokens]:
+    """The held-out text in order, ``context_length + 1`` ids at a time; an incomplete end is left.
+
+    Each sequence begins with the last id of the one before.
+
+    Raises:
+        ValueError: the corpus has no held-out text, or less than one sequence (`TooShortError`).
+    """
+    if not corpus.validation:
+        raise ValueError(
+            f"corpus {corpus.name} has no held-out text: give some with data.validation_files (the "
+            "YAML's is not used together with data.files), set validation_fraction in its YAML, or "
+            "do without: validation.every_steps=0"
+        )
+    check_tokenizer(corpus.validation, tokenizer)
+    buffer, none = np.empty(0, dtype=np.int32), True
+    for tokens in read_in_order(corpus.validation, tokenizer):
+        buffer = np.concatenate([buffer, tokens])
+        while len(buffer) > context_length:
+            none = False
+            yield buffer[: context_length + 1]
+            buffer = buffer[context_length:]
+    if none:
+        raise TooShortError(
+            f"corpus {corpus.name}: the held-out text is shorter than one sequence of "
+            f"{context_length} tokens: give more with data.validation_files or a larger "
+            "data.validation_fraction, or do without: validation.every_steps=0"
+        )
 
 
 def validation_batches(
@@ -42,29 +131,10 @@ def validation_batches(
     Raises:
         ValueError: the corpus has no held-out text, or less than one sequence.
     """
-    if not corpus.validation:
-        raise ValueError(
-            f"corpus {corpus.name} has no held-out text: give some with data.validation_files (the "
-            "YAML's is not used together with data.files), set validation_fraction in its YAML, or "
-            "do without: validation.every_steps=0"
-        )
-    check_tokenizer(corpus.validation, tokenizer)
+    import torch
+
     wanted = max(num_tokens // context_length, 1)
-    sequences: list[Tokens] = []
-    buffer = np.empty(0, dtype=np.int32)
-    for tokens in read_in_order(corpus.validation, tokenizer):
-        buffer = np.concatenate([buffer, tokens])
-        while len(buffer) > context_length and len(sequences) < wanted:
-            sequences.append(buffer[: context_length + 1])
-            buffer = buffer[context_length:]
-        if len(sequences) == wanted:
-            break
-    if not sequences:
-        raise ValueError(
-            f"corpus {corpus.name}: the held-out text is shorter than one sequence of "
-            f"{context_length} tokens: give more with data.validation_files or a larger "
-            "data.validation_fraction, or do without: validation.every_steps=0"
-        )
+    sequences = list(islice(held_out_sequences(corpus, tokenizer, context_length), wanted))
     if len(sequences) < wanted and rank == 0:
         logger.warning(
             "corpus %s: held-out text ends after %d of the %d tokens asked for",

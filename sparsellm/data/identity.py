@@ -63,6 +63,8 @@ def identity(shard: Shard) -> str:
         digest.update(f"column {shard.text_field}\n".encode())
     if shard.part != (0.0, 1.0):
         digest.update(f"documents {shard.part}\n".encode())
+    if shard.divided:
+        digest.update(f"one divided {shard.divided}\n".encode())
     return digest.hexdigest()[:32]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 import fsspec
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from sparsellm.data.network import with_retries
 
 logger = logging.getLogger(__name__)
+Content = TypeVar("Content", str, NDArray[np.integer])
 
 FORMATS = {
     ".parquet": "parquet",
@@ -32,6 +34,7 @@ FORMATS = {
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}  # pyarrow's names
 COMPRESSIBLE = ("jsonl", "text")
 _MOST_NAMED = 3  # files that are left out
+_MOST_MOVED = 1000  # characters by which the place to divide a text moves to white space
 # Folders of the standard library that are not read.
 _EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 
@@ -50,16 +53,44 @@ class Shard:
     compression: str | None = None
     members: tuple[str, ...] = ()
     part: tuple[float, float] = (0.0, 1.0)  # (a, b): documents whose hash h has a ≤ h < b
+    # (h, a, b): of a document with hash h only what lies between these shares of its length.
+    divided: tuple[float, float, float] | None = None
 
-    def holds(self, document: str | NDArray[np.integer]) -> bool:
-        """Whether a document is in `part`; its text or ids alone decide, so this never changes."""
+    def portion(self, document: Content) -> Content:
+        """What of a document is in `part`; its text or ids alone decide, so this never changes."""
         if self.part == (0.0, 1.0):
-            return True
-        if isinstance(document, str):
-            data = document.encode("utf-8", "replace")
-        else:
-            data = document.astype(np.int32).tobytes()
-        return self.part[0] <= xxhash.xxh3_64_intdigest(data) / 2**64 < self.part[1]
+            return document
+        place = document_hash(document)
+        if not self.part[0] <= place < self.part[1]:
+            return document[:0]
+        if self.divided and place == self.divided[0]:
+            return _between(document, *self.divided[1:])
+        return document
+
+
+def document_hash(document: str | NDArray[np.integer]) -> float:
+    """A number from 0 to 1 that follows from a document's text, or from its ids."""
+    if isinstance(document, str):
+        data = document.encode("utf-8", "replace")
+    else:
+        data = document.astype(np.int32).tobytes()
+    return xxhash.xxh3_64_intdigest(data) / 2**64
+
+
+def _between(document: Content, begin: float, end: float) -> Content:
+    """A document between two shares of its length; text is cut after white space if it has some."""
+
+    def place(share: float) -> int:
+        at = int(len(document) * share)
+        if not isinstance(document, str) or share == 1:
+            return at
+        space = max(document.rfind(sign, max(at - _MOST_MOVED, 0), at) for sign in " \n\t")
+        return space + 1 if space >= 0 else at
+
+    piece = document[place(begin) : place(end)]
+    if isinstance(document, str) or end == 1:
+        return piece
+    return np.append(piece, document[-1:])  # each document of ids ends with its end-of-document id
 
 
 def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
@@ -170,12 +201,13 @@ def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
     if others:
         more = "" if len(others) <= _MOST_NAMED else f" and {len(others) - _MOST_NAMED} more"
         shown = ", ".join(file.removeprefix(folder).strip("/") for file in others[:_MOST_NAMED])
-        _warn_once(f"not read in folder {folder}: {shown}{more} (a glob can name them)")
+        warn_once(f"not read in folder {folder}: {shown}{more} (a glob can name them)")
     return kept
 
 
 @cache  # a run lists its files before torch is loaded, and again when it reads them
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Warns, unless the same has been said."""
     logger.warning(message)
 
 

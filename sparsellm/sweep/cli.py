@@ -53,10 +53,14 @@ def _sweep(options: argparse.Namespace) -> None:
             state = "finished" if is_finished(run.recipe) else "to do"
             print(f"{run.name:{width}} {tokens:>14,} tokens  {state}")
         return
-    from sparsellm.data.corpus import check_files
+    from sparsellm.data.held_out import check_text
 
-    for data in {str(run.recipe.data): run.recipe.data for run in chosen}.values():
-        check_files(data)
+    texts = {}
+    for recipe in (run.recipe for run in chosen):
+        text = (recipe.data, recipe.model.context_length, recipe.validation.every_steps > 0)
+        texts[str(text)] = text
+    for text in texts.values():
+        check_text(*text)
     from sparsellm.sweep.runner import run_sweep
 
     unfinished = run_sweep(plan, chosen, options)

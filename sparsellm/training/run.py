@@ -17,7 +17,7 @@ from accelerate.utils import (
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from sparsellm.data.corpus import Corpus, load_corpora
-from sparsellm.data.held_out import validation_batches
+from sparsellm.data.held_out import validated, validation_batches
 from sparsellm.data.loader import Bookmark, TokenLoader
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.device import check_fp8
@@ -195,7 +195,8 @@ def build_run(
     validation = {}
     if recipe.validation.every_steps:
         # The corpora of a mixture that have held-out text share the tokens, by their weights.
-        held_out = [corpus for corpus in corpora if corpus.validation] or corpora[:1]
+        length, warns = recipe.model.context_length, accelerator.is_main_process
+        held_out = validated(corpora, tokenizer, length, warns=warns)
         for corpus in held_out:
             share = corpus.weight / sum(other.weight for other in held_out)
             wanted = round(recipe.validation.tokens * share)

@@ -11,7 +11,7 @@ import pytest
 from sparsellm.data.blocks import documents_in_order, open_shard
 from sparsellm.data.corpus import KINDS, load_corpora, load_corpus
 from sparsellm.data.lanes import choose_num_lanes
-from sparsellm.data.shards import Shard
+from sparsellm.data.shards import Shard, document_hash
 from sparsellm.paths import bundled
 from sparsellm.recipe_sections import DataConfig
 from sparsellm.strict import load_yaml, validate
@@ -329,6 +329,55 @@ def test_a_folder_alone_holds_out_whole_documents_by_their_text(tmp_path):
     assert parts(0)[2] == []
     with pytest.raises(ValueError, match=r"are empty or held out \(data\.validation_fraction\)"):
         choose_num_lanes((parts(1 - 1e-9)[0],))
+
+
+def _divided(path, fraction=0.01):
+    """The documents for training and the held-out ones."""
+    (corpus,) = load_corpora(DataConfig(corpus=str(path), validation_fraction=fraction))
+    sides = (corpus.train, corpus.validation)
+    return [[d for ds in documents_in_order(side) for d in ds if len(d)] for side in sides]
+
+
+def test_of_a_few_documents_one_is_held_out_and_one_is_left(tmp_path):
+    texts = [f"text {i} of some length" for i in range(30)]
+    assert min(map(document_hash, texts)) > 0.01
+    path = _parquet(tmp_path / "a.parquet", texts)
+    train, held_out = _divided(path)
+    assert (len(train), len(held_out)) == (29, 1)
+    assert sorted(train + held_out) == sorted(texts)
+    assert set(held_out) < set(_divided(path, 0.3)[1])
+    for count in (2, 3):  # where a share would often take all of them, or none
+        for first in range(10):
+            _parquet(path, texts[first : first + count])
+            for fraction in (0.01, 0.5, 0.9):
+                sides = _divided(path, fraction)
+                assert all(sides), (first, fraction)
+                assert sum(len(t) for side in sides for t in side) == sum(
+                    len(text) for text in texts[first : first + count]
+                )
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.25])
+def test_of_a_single_long_document_the_end_is_held_out(tmp_path, fraction):
+    text = "".join(f"Line {i} of a long book.\n" for i in range(4000))
+    (tmp_path / "book.txt").write_text(text)
+    (tmp_path / "copy.txt").write_text(text)
+    [head, same], [end, _] = _divided(tmp_path, fraction)
+    assert head == same
+    assert head + end == text
+    assert head[-1].isspace()
+    assert len(end) / len(text) == pytest.approx(fraction, abs=1e-3)
+
+
+def test_a_text_that_is_long_beside_the_others_is_divided(tmp_path):
+    """Its hash is the lowest, and all of it would be nearly all of the text."""
+    texts = ["short", "this one is long " * 500]
+    texts.sort(key=document_hash)
+    _parquet(tmp_path / "a.parquet", texts)
+    train, held_out = _divided(tmp_path)
+    total = sum(map(len, texts))
+    assert sum(map(len, train + held_out)) == total
+    assert 0.005 * total < sum(map(len, held_out)) < 0.02 * total
 
 
 def test_text_of_ones_own_is_read_in_place_of_another_kind_of_corpus(tmp_path):

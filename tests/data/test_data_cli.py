@@ -21,7 +21,7 @@ import torch
 from sparsellm.cli import main
 from sparsellm.data import tokenize_corpus as tokenize_module
 from sparsellm.data.corpus import load_corpora
-from sparsellm.data.held_out import validation_batches
+from sparsellm.data.held_out import read_in_order, validation_batches
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.token_shards import read_index
@@ -124,6 +124,30 @@ def test_other_documents_of_tokens_held_out_are_another_stream(texts, tmp_path):
     for other in (more, none):
         with pytest.raises(DataStateMismatch, match=r"files of corpus local are not those"):
             _stream(other, state)
+
+
+def test_a_single_document_is_divided_as_text_and_as_tokens(tmp_path):
+    (tmp_path / "book.txt").write_text("".join(f"Line {i} of a book.\n" for i in range(2000)))
+    command = ["data", "tokenize", "local", str(tmp_path / "tokens"), "--tokenizer", "bytes"]
+    command += ["--workers", "1", "--files", str(tmp_path / "book.txt")]
+    assert main(command) == 0
+    text = load_corpora(DataConfig(corpus=str(tmp_path / "book.txt")))
+    tokens = load_corpora(DataConfig(corpus=str(tmp_path / "tokens" / "local.yaml")))
+    for some, same in zip(_stream(text)[0], _stream(tokens)[0], strict=True):
+        assert torch.equal(some, same)
+    assert torch.equal(_held_out(text[0]), _held_out(tokens[0]))
+    # Of ids that are one document, the parts have an end each.
+    (tmp_path / "whole").mkdir()
+    [whole] = load_corpora(DataConfig(corpus=str(tmp_path / "book.txt"), validation_fraction=0))
+    path = tmp_path / "whole" / "0.bin"
+    tokenize_module.tokenize_shard("bytes", whole.train[0], path)
+    [parts] = load_corpora(DataConfig(corpus=str(path), validation_fraction=0.1))
+    ids, tokenizer = np.fromfile(path, np.uint16), load_tokenizer("bytes")
+    [head], [end] = (read_in_order(side, tokenizer) for side in (parts.train, parts.validation))
+    cut = len(head) - 1
+    assert head.tolist() == [*ids[:cut], 256]
+    assert end.tolist() == ids[cut:].tolist()
+    assert len(end) == pytest.approx(0.1 * len(ids), abs=1)
 
 
 def test_shards_have_megatrons_layout(texts, tmp_path):

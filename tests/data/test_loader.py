@@ -22,7 +22,7 @@ from conftest import process_env
 
 from sparsellm.data import identity
 from sparsellm.data.corpus import load_corpora, load_corpus
-from sparsellm.data.held_out import validation_batches
+from sparsellm.data.held_out import check_text, validated, validation_batches
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.tokenizer import load_tokenizer
@@ -296,6 +296,35 @@ def test_text_of_ones_own_needs_held_out_text_of_ones_own(tmp_path, monkeypatch)
         ValueError, match=r"no held-out text: .*data\.validation_files.*validation\.every_steps=0"
     ):
         _held_out(corpus)
+
+
+def test_a_share_that_is_too_short_is_not_validated_on(tmp_path, caplog):
+    path = tmp_path / "a.txt"
+    path.write_text("a few words " * 100)
+    data = DataConfig(corpus=str(path), tokenizer="bytes")
+    corpora = load_corpora(data)
+    assert validated(corpora, load_tokenizer("bytes"), 8) == list(corpora)
+    assert not caplog.messages
+    assert validated(corpora, load_tokenizer("bytes"), 64) == []
+    check_text(data, 64, validates=True)
+    [message] = caplog.messages  # once
+    assert "shorter than one sequence of 64 tokens; the run trains without validation" in message
+    (tmp_path / "held.txt").write_text("few words")
+    named = data.model_copy(update={"validation_files": [str(tmp_path / "held.txt")]})
+    check_text(named, 64, validates=False)
+    with pytest.raises(ValueError, match=r"shorter than one sequence.*data\.validation_files"):
+        check_text(named, 64, validates=True)
+
+
+def test_text_is_checked_without_torch(tmp_path):
+    (tmp_path / "a.txt").write_text("a few words " * 100)
+    code = (
+        "import sys; from sparsellm.data.held_out import check_text as check; "
+        "from sparsellm.recipe_sections import DataConfig as Data; "
+        f"check(Data(corpus={str(tmp_path)!r}, tokenizer='bytes'), 8, True); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=process_env())
 
 
 PARENT = """

@@ -1,0 +1,65 @@
+"""Divides text into what is trained on and what is held out: a share of its documents."""
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+
+from sparsellm.data.blocks import documents_in_order
+from sparsellm.data.shards import Shard, document_hash
+
+# Of a small text a whole document may be far more than the share. Where it is more than this, the
+# end of it is held out.
+MOST_OF_TEXT = 0.1
+
+Divided = tuple[tuple[Shard, ...], tuple[Shard, ...]]
+
+
+def hold_out(shards: tuple[Shard, ...], fraction: float) -> Divided:
+    """The shards for training, and those for held-out text.
+
+    Documents whose hash is below ``fraction`` are held out. Where this would leave one side without
+    text, the documents with the lowest hashes are held out instead, until they have ``fraction`` of
+    the text, at least one of them; and of the last one only its end, if all of it would be more
+    than `MOST_OF_TEXT`. So a text of one document is divided as well.
+
+    Reads documents until both sides have one.
+
+    Raises:
+        FileNotFoundError, ValueError, ConnectionError: as reading the shards does.
+    """
+    lengths: Counter[float] = Counter()  # by hash; equal documents stay together
+    held_out = trained = False
+    for document_at, length in _places(shards):
+        lengths[document_at] += length
+        held_out, trained = held_out or document_at < fraction, trained or document_at >= fraction
+        if held_out and trained:
+            return _at(shards, fraction)
+    if not lengths:
+        return _at(shards, fraction)
+    ordered = sorted(lengths.items())
+    ends = list(accumulate(length for _, length in ordered))
+    wanted = fraction * ends[-1]
+    last = bisect_left(ends, wanted)
+    document_at, length = ordered[last]
+    behind = math.nextafter(document_at, 1)
+    if ends[last] <= max(wanted, MOST_OF_TEXT * ends[-1]) and last + 1 < len(ordered):
+        return _at(shards, behind)
+    share = (ends[last] - wanted) / length
+    train = (replace(s, part=(document_at, 1.0), divided=(document_at, 0, share)) for s in shards)
+    held = (replace(s, part=(0.0, behind), divided=(document_at, share, 1)) for s in shards)
+    return tuple(train), tuple(held)
+
+
+def _places(shards: tuple[Shard, ...]) -> Iterator[tuple[float, int]]:
+    """Hash and length of each document that has text."""
+    for contents in documents_in_order(shards):
+        yield from ((document_hash(content), len(content)) for content in contents if len(content))
+
+
+def _at(shards: tuple[Shard, ...], bound: float) -> Divided:
+    train = (replace(shard, part=(bound, 1.0)) for shard in shards)
+    held_out = (replace(shard, part=(0.0, bound)) for shard in shards)
+    return tuple(train), tuple(held_out)

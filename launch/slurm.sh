@@ -23,9 +23,8 @@
 set -u
 for argument in "$@"; do
   case $argument in
-    --fresh | --resume | --resume=*)
-      echo "$0: a requeued job would again start over or go back by $argument; instead give" \
-        "--set name=NEW, or write the checkpoint's name into checkpoints/latest" >&2
+    --fresh)
+      echo "$0: a requeued job would start over again by $argument; instead give --set name=NEW" >&2
       exit 2
       ;;
   esac

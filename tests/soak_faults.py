@@ -6,6 +6,7 @@ Those that need a checkpoint start nothing, and do not count, where there is non
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import re
 import shutil
@@ -123,7 +124,7 @@ def _validation(folder: Path, chance: random.Random) -> Ended:
 
 
 def _bit_flip(folder: Path, chance: random.Random) -> Ended | None:
-    """Of any file of the newest checkpoint; what the refusal offers is resumed from."""
+    """Of any file of the newest checkpoint, which is moved away as the refusal advises."""
     saved, step = folder / "soak" / "checkpoints", last_step(folder / "soak")
     newest = checkpoint.latest(saved)
     if newest is None:
@@ -135,9 +136,12 @@ def _bit_flip(folder: Path, chance: random.Random) -> Ended | None:
     file.write_bytes(content)
     refused, problem = _refused(_start(folder), re.escape(str(file)))
     refused.all_end()
-    offered = re.search(r"add (--resume) (\S+)", refused.said)
-    if offered and not problem:
-        return _stop(_start(folder, *offered.groups()), chance)
+    if (
+        f"Move {newest.name} elsewhere, and the same command resumes" in refused.said
+        and not problem
+    ):
+        newest.rename(_unused(folder))
+        return _stop(_start(folder), chance)
     if any(_is_whole(path) for path in checkpoint.checkpoints_in(saved) if path != newest):
         problem = problem or "an older checkpoint is whole, and was not offered"
     if step <= _EARLY:  # as a user would, start anew
@@ -163,17 +167,22 @@ def _second(folder: Path, chance: random.Random) -> Ended:
 
 
 def _rollback(folder: Path, chance: random.Random) -> Ended | None:
-    """Back to an earlier checkpoint, or to an abandoned branch."""
-    run_path = folder / "soak"
-    aside = sorted(run_path.glob("abandoned/*/step_*"))
-    earlier = checkpoint.checkpoints_in(run_path / "checkpoints")[:-1]
-    choices = earlier + [
-        path for path in aside if (checkpoint.complete_step(path) or 0) > last_step(run_path) - 40
-    ]
-    choices = [path for path in choices if _is_whole(path)]
-    if not choices:
+    """The newest checkpoints are moved away: the run goes on from an earlier one."""
+    saved = checkpoint.checkpoints_in(folder / "soak" / "checkpoints")
+    if len(saved) < 2 or not _is_whole(saved[0]):
         return None
-    return _stop(_start(folder, "--resume", str(chance.choice(choices))), chance)
+    for path in saved[1:]:
+        path.rename(_unused(folder))
+    session, problem = _stop(_start(folder), chance)
+    if f"resuming from {saved[0]}" not in session.said:
+        problem = problem or f"did not go on from {saved[0].name}: {session.said[-300:]}"
+    return session, problem
+
+
+def _unused(folder: Path) -> Path:
+    """A place for a checkpoint that is moved away."""
+    places = (folder / f"moved-{i}" for i in itertools.count())
+    return next(path for path in places if not path.exists())
 
 
 def _is_whole(path: Path) -> bool:
@@ -191,7 +200,7 @@ def _purge(folder: Path, chance: random.Random) -> Ended | None:
         return None
     shutil.rmtree(checkpoint.checkpoints_in(folder_of)[0] if step > _EARLY else folder_of)
     session, problem = _stop(_start(folder), chance)
-    if step <= _EARLY and "records are set aside" not in session.said:
+    if step <= _EARLY and "the records are now" not in session.said:
         problem = problem or "records were overwritten without a word"
     return session, problem
 
@@ -260,30 +269,24 @@ def _other_text(folder: Path, chance: random.Random) -> Ended:
     )
 
 
-def _killed_change(folder: Path, chance: random.Random) -> Ended | None:
-    """Back and to the abandoned branch again, killed as it changes; then the same command."""
-    run_path = folder / "soak"
-    place = run_path / "checkpoints"
-    newest = last_step(run_path)
-    earlier = [c for c in checkpoint.checkpoints_in(place) if checkpoint.complete_step(c) < newest]
-    if not earlier:
+def _fork(folder: Path, chance: random.Random) -> Ended | None:
+    """A new run begins from an earlier checkpoint, is killed, and the same command goes on."""
+    earlier = checkpoint.checkpoints_in(folder / "soak" / "checkpoints")[:-1]
+    if not earlier or not _is_whole(earlier[-1]):
         return None
-    before = set(run_path.glob("abandoned/*"))
-    back, problem = _stop(_start(folder, "--resume", str(earlier[-1])), chance)
-    back.all_end()
-    aside = [path for new in set(run_path.glob("abandoned/*")) - before for path in new.glob("st*")]
-    if not aside:
-        return back, problem or "nothing was set aside"
-    again = ("--resume", str(max(aside)))
-    killed = _start(folder, *again, fault="kill-branch", steps=chance.randint(0, 3))
-    killed.wait(120)
-    killed.all_end()
-    if "-9" not in killed.said:
-        problem = problem or f"met no kill: {killed.said[-300:]}"
-    session, problem = _stop(_start(folder, *again), chance, problem)
+    shutil.rmtree(folder / "fork", ignore_errors=True)
+    resume = ("--resume", str(earlier[-1]))
+    refused, problem = _refused(_start(folder, *resume), r"does not go back to .*--set name=NEW")
+    refused.all_end()
+    first = Session(folder, "fork", arguments=resume)
+    problem = problem or first.until_training(chance, early=0)
+    time.sleep(chance.uniform(0, 6))
+    first.signal(signal.SIGKILL, first.ranks())
+    first.all_end()
+    session, problem = _stop(Session(folder, "fork", arguments=resume), chance, problem)
     session.all_end()
-    if last_step(run_path) < newest:
-        problem = problem or f"of the branch of {newest} steps not all came back"
+    if last_step(folder / "fork") <= checkpoint.step_of(earlier[-1]):
+        problem = problem or f"the new run saved nothing: {session.said[-300:]}"
     return session, problem
 
 
@@ -335,6 +338,6 @@ FAULTS: dict[str, Fault] = {
     "copied checkpoints": _copies,
     "stray files": _stray_files,
     "other text": _other_text,
-    "killed change of branch": _killed_change,
+    "new run from an earlier checkpoint": _fork,
     "copied run": _copied_run,
 }

@@ -129,8 +129,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--resume",
         type=model_path,
         metavar="CHECKPOINT",
-        help="resume from this checkpoint, or from the last one of a run (default: from this run's "
-        "last)",
+        help="begin a new run (--set name=NEW) from this checkpoint of another run, or from the "
+        "last one of a run; the same command then resumes from the new run's own last",
     )
     train.add_argument(
         "--fresh",
@@ -193,13 +193,16 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
     check_out(run_path, is_folder=True, option="--set logging.run_dir=DIR")
+    start = None
     if ranks.is_main():
         from sparsellm.data.held_out import check_text
+        from sparsellm.runs.history import start_of
 
         check_text(
             recipe.data, recipe.model.context_length, validates=recipe.validation.every_steps > 0
         )
-    say = _say_what_is_trained(recipe, options)
+        start = None if options.fresh else start_of(recipe.run_path, options.resume)
+    say = _say_what_is_trained(recipe, options, start)
     in_place = ranks.is_main() and on_terminal()
     with waiting("loading PyTorch", None if in_place else say):  # after all checks without it
         from sparsellm.training.loop import train
@@ -253,13 +256,18 @@ def _completion(options: argparse.Namespace) -> None:
     print(argcomplete.shellcode(["sparsellm"], shell=options.shell))
 
 
-def _say_what_is_trained(recipe: Recipe, options: argparse.Namespace) -> Callable[[str], object]:
-    """Prints the banner on rank 0; returns a function that prints further lines, only there."""
+def _say_what_is_trained(
+    recipe: Recipe, options: argparse.Namespace, start: Path | None
+) -> Callable[[str], object]:
+    """Prints the banner on rank 0; returns a function that prints further lines, only there.
+
+    ``start``: see `start_of`.
+    """
     from sparsellm.processes.banner import Launch, Machine, banner, beginning_of
 
     if not ranks.is_main():
         return lambda line: None
     say = partial(print, flush=True)
-    beginning = beginning_of(recipe, options.resume, options.fresh, options.init_from)
+    beginning = beginning_of(recipe, start, options.fresh, options.init_from)
     say(banner(recipe, options.recipe, beginning, Machine.present(), Launch.present()))
     return say

@@ -163,6 +163,9 @@ def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
         # Of weights that sparsellm has not trained, the tokens are unknown.
         after = f" after {origin['tokens']:,} tokens" if origin["tokens"] else ""
         rows.append(("initial weights", f"`{origin['name']}`{after}, not counted above"))
+    if parent := trainer.get("parent"):
+        after = f"step {parent['step']:,} ({parent['tokens']:,} tokens) of `{parent['name']}`"
+        rows.append(("goes on from", f"{after}, counted above"))
     if train:
         rows.append((f"training loss at step {train['step']:,}", f"{train['loss']:.4f} nats"))
     if held_out := _last(records, "validation"):

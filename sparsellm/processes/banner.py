@@ -99,15 +99,13 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
     return "\n".join(lines)
 
 
-def beginning_of(recipe: Recipe, resume: Path | None, fresh: bool, init_from: Path | None) -> str:
-    """How a run begins, according to its folder."""
-    if resume is not None:
-        return f"resumes from {resume}"
+def beginning_of(recipe: Recipe, start: Path | None, fresh: bool, init_from: Path | None) -> str:
+    """How a run begins; ``start`` is the checkpoint that it goes on from, if there is one."""
     if fresh and recipe.run_path.exists():
         return "new; the earlier run is moved aside"
-    pointer = recipe.run_path / "checkpoints" / "latest"
-    if pointer.is_file() and not fresh:
-        return f"resumes from {pointer.read_text(encoding='utf-8', errors='replace').strip()}"
+    if start is not None:
+        own = start.resolve().parent == (recipe.run_path / "checkpoints").resolve()
+        return f"resumes from {start.name}" if own else f"new, goes on from {start}"
     return f"new, with the weights of {init_from}" if init_from else "new"
 
 

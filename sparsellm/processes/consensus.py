@@ -21,9 +21,8 @@ from sparsellm.processes.distributed import together
 from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint, session
-from sparsellm.runs.history import finish_change
+from sparsellm.runs.history import start_of
 from sparsellm.runs.lock import Presence, RunLock
-from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.strict import flatten
 
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
@@ -111,29 +110,14 @@ def short_hash(values: dict[str, str]) -> str:
 def agreed_checkpoint(
     recipe: Recipe, accelerator: Accelerator, resume_from: Path | None, fresh: bool
 ) -> Path | None:
-    """The checkpoint from which all ranks resume, or None.
-
-    Finishes a change of branch that was killed.
+    """The checkpoint from which all ranks go on, see `start_of`; None: training begins at step 0.
 
     Raises:
-        FileNotFoundError: ``resume_from`` is not a checkpoint.
-        ValueError: it is a Hugging Face folder; or ranks see different checkpoints: the message
-            says which rank sees which.
+        FileNotFoundError, ValueError: as `start_of`; or ranks see different checkpoints: the
+            message says which rank sees which.
     """
-    path = None
     with together(accelerator.device):
-        if accelerator.is_main_process:
-            finish_change(recipe.run_path)
-    with together(accelerator.device):
-        if resume_from is not None:
-            path = find_checkpoint(resume_from)
-            if not checkpoint.is_checkpoint(path):
-                raise ValueError(
-                    f"--resume {resume_from}: a folder of weights alone; start a new run from it: "
-                    f"--set name=NEW --init-from {resume_from}"
-                )
-        elif not fresh:
-            path = checkpoint.latest(recipe.run_path / "checkpoints")
+        path = None if fresh else start_of(recipe.run_path, resume_from)
         seen = "none" if path is None else checkpoint.identity(path)
     _compare(
         {"the checkpoint": seen},

@@ -43,6 +43,7 @@ def summary_table(runs: list[RunData]) -> str:
         "Processes, and how they ended": _processes,
         "Ranks and device": lambda r: _each(f"{s['ranks']} × {s['device']}" for s in r.sessions),
         "Commit": lambda r: _each(s["commit"] for s in r.sessions),
+        "Goes on from": _parent,
         "Resumed": lambda r: ", ".join(f"before step {s:,}" for s in r.resumed_at) or "never",
     }
     body = [[name, *(value(run) for run in runs)] for name, value in rows.items()]
@@ -52,6 +53,11 @@ def summary_table(runs: list[RunData]) -> str:
 def _processes(run: RunData) -> str:
     ends = [run.session_ends.get(s["id"], {}).get("how", "no end recorded") for s in run.sessions]
     return _each(f"{ends.count(how)} {how}" for how in dict.fromkeys(ends))
+
+
+def _parent(run: RunData) -> str:
+    parent = run.sessions[0].get("parent") if run.sessions else None
+    return f"step {parent['step']:,} of {parent['name']}" if parent else "–"
 
 
 def _each(values: Iterable[str]) -> str:

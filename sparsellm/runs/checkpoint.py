@@ -11,18 +11,18 @@
 A checkpoint is written under another name (``.tmp-…``), fsynced, renamed, and only then named by
 the file ``latest``; older ones are pruned last. Nothing is pickled.
 
-On several nodes the run folder must be on a file system that all of them share.
+On several nodes the run folder must be on a file system that all of them share. Only what reads or
+writes tensors imports torch.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sparsellm.runs.files import RECIPE_FILE, read_tensors
 from sparsellm.runs.manifest import (
@@ -33,8 +33,10 @@ from sparsellm.runs.manifest import (
     read_manifest,
     verify,
 )
-from sparsellm.runs.tensor_files import StoredTensors, files_of
 from sparsellm.strict import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LATEST = "latest"
 MODEL, OPTIMIZER, STATS = "model", "optimizer", "stats"
@@ -187,7 +189,9 @@ def _offering_older(path: Path) -> Iterator[None]:
             except (FileNotFoundError, ValueError):
                 continue
             raise type(error)(
-                f"{error}: {older} is whole and the newest before it; add --resume {older}"
+                f"{error}: {older} is whole and the newest before it. Move {path.name} elsewhere, "
+                "and the same command resumes from that one; or begin a new run with --resume "
+                f"{older} --set name=NEW"
             ) from error
         raise
 
@@ -212,6 +216,10 @@ def read_kind(path: Path, kind: str) -> dict[str, Tensor]:
         FileNotFoundError: there are none.
         ValueError: a file is damaged.
     """
+    import torch
+
+    from sparsellm.runs.tensor_files import StoredTensors, files_of
+
     verify(path, [file.name for file in files_of(path, kind)])
     stored = StoredTensors(path, kind)
     wholes = {name: torch.empty_like(t, device="cpu") for name, t in stored.empty().items()}
@@ -225,4 +233,4 @@ def read_stats(path: Path) -> dict[str, Tensor]:
     Raises:
         FileNotFoundError, ValueError: a file of the checkpoint is missing or damaged.
     """
-    return read_kind(path, STATS) if files_of(path, STATS) else {}
+    return read_kind(path, STATS) if files_like(path, f"{STATS}*.safetensors") else {}

@@ -1,190 +1,105 @@
-"""Abandoned branches of a run: their checkpoints and records are set aside, not deleted.
+"""Where a run comes from: the checkpoint that it goes on from, and the records of a checkpoint.
 
-``<run>/abandoned/1/`` holds the checkpoints that the present branch does not continue, with the
-records and the recipe as they were; it can be reported, exported, and resumed from.
-
-A change of branch is written to ``branch.json`` before anything is moved. After a kill the next
-start finishes it, so that records and weights are always of the same branch.
+The checkpoints and records of a run's folder follow one another: each continues the one before.
+Whoever goes back to an older checkpoint begins a new run. Its session records and its checkpoints
+then name that checkpoint as its `Parent`. Imports no torch.
 """
 
 import itertools
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sparsellm.runs.checkpoint import LATEST, RECIPE_FILE, checkpoints_in, latest
+from sparsellm.runs import checkpoint
 from sparsellm.runs.dashboard import SENT_FILE, WANDB_ID_FILE
-from sparsellm.runs.files import fsync, write_atomically
-from sparsellm.runs.manifest import Manifest, read_manifest
-from sparsellm.runs.records import METRICS_FILE, read_lines, read_metrics, stays
-from sparsellm.strict import StrictModel, read_model
-
-ABANDONED = "abandoned"
-CHANGE_FILE = "branch.json"
-_NONE = -1  # as `records_until`: the records of no step stay
+from sparsellm.runs.manifest import read_manifest
+from sparsellm.runs.records import METRICS_FILE, Parent, read_lines, read_metrics, stays
 
 
-def run_of(checkpoint: Path) -> Path | None:
-    """The folder with the records of a checkpoint's run; None for an exported folder.
-
-    A branch that was set aside has its checkpoints beside its records.
-    """
-    parent = checkpoint.absolute().parent
-    if parent.name == "checkpoints":
-        return parent.parent
-    return parent if parent.parent.name == ABANDONED else None
+def run_of(path: Path) -> Path | None:
+    """The folder of a checkpoint's run; None for a folder elsewhere, such as an export."""
+    folder = path.absolute().parent
+    return folder.parent if folder.name == "checkpoints" else None
 
 
-def records_of(checkpoint: Path, step: int) -> list[dict[str, Any]]:
+def records_of(path: Path, step: int) -> list[dict[str, Any]]:
     """What a checkpoint's run recorded up to its step; nothing if it is of no run with records.
 
     Raises:
         ValueError: a line is damaged.
     """
-    run_path = run_of(checkpoint)
+    run_path = run_of(path)
     if run_path is None or not (run_path / METRICS_FILE).is_file():
         return []
     return [line for line in read_metrics(run_path) if line["step"] <= step]
 
 
-class _Change(StrictModel):
-    """A change of branch. Folders of ``abandoned/`` are named by their numbers."""
+def set_records_aside(run_path: Path) -> Path | None:
+    """Renames the records of a run that has no checkpoint and begins anew; None if it has none.
 
-    leaving: tuple[str, ...] = ()  # checkpoints that are set aside
-    aside: str = ""  # folder that they go to, with a copy of the records; "": nothing is set aside
-    latest: str = ""  # checkpoint that ``latest`` names; "": as before
-    records_from: str = ""  # folder whose records become the run's; "": its own stay
-    records_until: int | None = None  # last step of its own records that stay; None: all
-
-
-def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
-    """Sets aside what the branch that goes on from ``resumed`` does not continue.
-
-    If ``resumed`` is None, training begins at step 0. If it is a checkpoint in ``abandoned/``, the
-    records there become the run's. Returns sentences on what was done.
+    They are all that is left of a run whose checkpoints were deleted.
 
     Raises:
-        ValueError: the records are damaged; nothing was changed.
+        ValueError: a line is damaged.
     """
-    change = _to_start(run_path) if resumed is None else _to_branch(run_path, resumed)
-    if change is None:
-        return []
-    write_atomically(run_path / CHANGE_FILE, change.model_dump_json(indent=1) + "\n")
-    finish_change(run_path)
-    return _notes(run_path, resumed, change)
-
-
-def finish_change(run_path: Path) -> None:
-    """Completes a change of branch if one was begun, such as one that a kill interrupted."""
-    file = run_path / CHANGE_FILE
-    if not file.is_file():
-        return
-    remedy = "move it away, and check that the records and `latest` are of one branch"
-    change = _Change(**read_model(file, _Change, remedy))
-    folder, metrics = run_path / "checkpoints", run_path / METRICS_FILE
-    if change.aside:
-        aside = run_path / ABANDONED / change.aside
-        aside.mkdir(parents=True, exist_ok=True)
-        for name in (METRICS_FILE, RECIPE_FILE):
-            if (run_path / name).is_file() and not (aside / name).exists():
-                write_atomically(aside / name, (run_path / name).read_text(encoding="utf-8"))
-        for name in change.leaving:
-            if (folder / name).exists() and not (aside / name).exists():
-                for scores in folder.glob(f"eval_{name}*"):  # and samples; they move before it
-                    scores.rename(aside / scores.name)
-                (folder / name).rename(aside / name)
-                fsync(aside)
-    if change.latest:
-        write_atomically(folder / LATEST, change.latest + "\n")
-    if change.records_from:
-        source = run_path / ABANDONED / change.records_from / METRICS_FILE
-        write_atomically(metrics, source.read_text(encoding="utf-8"))
-    elif change.records_until is not None:
-        kept = [line for line, record in read_lines(metrics) if stays(record, change.records_until)]
-        write_atomically(metrics, "".join(kept))
-    for name in (WANDB_ID_FILE, SENT_FILE):  # another branch is another wandb run
+    records = run_path / METRICS_FILE
+    if all(stays(record, -1) for _, record in read_lines(records)):
+        return None
+    for name in (WANDB_ID_FILE, SENT_FILE):  # the steps that come are another wandb run's
         (run_path / name).unlink(missing_ok=True)
-    file.unlink()
-    fsync(run_path)
+    names = (records.with_name(f"metrics.{i}.jsonl") for i in itertools.count(1))
+    aside = next(path for path in names if not path.exists())
+    records.rename(aside)
+    return aside
 
 
-def _to_start(run_path: Path) -> _Change | None:
-    if all(stays(record, _NONE) for _, record in read_lines(run_path / METRICS_FILE)):
-        return None
-    return _Change(aside=_free_number(run_path), records_until=_NONE)
+def start_of(run_path: Path, resume: Path | None) -> Path | None:
+    """The checkpoint that training goes on from; None: training begins at step 0.
 
+    It is the run's newest one. A run that has none yet begins from ``resume``, which is a
+    checkpoint, or a run whose newest checkpoint is meant.
 
-def _to_branch(run_path: Path, resumed: Path) -> _Change | None:
-    folder, manifest = run_path / "checkpoints", read_manifest(resumed)
-    present = _present(folder)
-    inside = resumed.parent.resolve() == folder.resolve()
-    leaving = [
-        path for path in checkpoints_in(folder) if read_manifest(path).id not in manifest.branch
-    ]
-    written, taken = read_lines(run_path / METRICS_FILE), read_lines(resumed.parent / METRICS_FILE)
-    source = ""
-    until: int | None = _NONE
-    if present is not None and manifest.id in present.branch:
-        until = None
-    elif taken and resumed.parent.parent.resolve() == (run_path / ABANDONED).resolve():
-        source = resumed.parent.name
-    elif present is not None and present.id in manifest.branch:
-        # Later records may be of steps that it does not continue.
-        until = None if inside else present.step
-    if source:  # later records were computed from the checkpoint, or its branch has them too
-        kept = {line for line, _ in taken}
-        lost = any(
-            line not in kept and not stays(r, _NONE)
-            for line, r in written
-            if stays(r, manifest.step)
-        )
-    else:
-        lost = until is not None and not all(stays(record, until) for _, record in written)
-    if not (leaving or lost or source):
-        return None
-    return _Change(
-        leaving=tuple(path.name for path in leaving),
-        aside=_free_number(run_path) if leaving or lost else "",
-        latest=resumed.name if inside else "",
-        records_from=source,
-        records_until=until,
+    Raises:
+        FileNotFoundError, ValueError: ``resume`` is not a checkpoint, or the run has checkpoints
+            that do not come from it.
+    """
+    newest = checkpoint.latest(run_path / "checkpoints")
+    if resume is None:
+        return newest
+    start = _checkpoint_at(resume)
+    if newest is None or start.resolve() == newest.resolve():
+        return start
+    if start.resolve().parent != newest.resolve().parent:
+        manifest = read_manifest(start)
+        parent = parent_of(newest)
+        if manifest.id == read_manifest(newest).id or (parent and manifest.id == parent.id):
+            return newest
+    raise ValueError(
+        f"{run_path} has trained to {newest.name} and does not go back to {start}: a new run does, "
+        f"add --set name=NEW. Or without --resume the run goes on from {newest.name}"
     )
 
 
-def _present(folder: Path) -> Manifest | None:
-    """The manifest of the newest checkpoint of the present branch that has a readable one."""
-    newest = latest(folder)
-    for path in ([newest] if newest else []) + checkpoints_in(folder)[::-1]:
-        with suppress(FileNotFoundError, ValueError):
-            return read_manifest(path)
-    return None
+def parent_of(path: Path) -> Parent | None:
+    """The checkpoint of another run that the run of a checkpoint began from, if it did.
+
+    Raises:
+        FileNotFoundError, ValueError: a file of the checkpoint is missing or damaged.
+    """
+    parent = checkpoint.read_trainer(path).get("parent")
+    return None if parent is None else Parent(**parent)
 
 
-def _free_number(run_path: Path) -> str:
-    folder = run_path / ABANDONED
-    return next(str(i) for i in itertools.count(1) if not (folder / str(i)).exists())
-
-
-def _notes(run_path: Path, resumed: Path | None, change: _Change) -> list[str]:
-    aside, notes = run_path / ABANDONED / change.aside, []
-    if change.leaving:
-        assert resumed is not None
-        notes.append(
-            f"training goes on from {resumed.name}: {', '.join(change.leaving)} and the records of "
-            f"that branch are set aside in {aside}; --resume {aside / change.leaving[-1]} returns "
-            "to them"
+def _checkpoint_at(path: Path) -> Path:
+    if checkpoint.is_checkpoint(path):
+        return path
+    for folder in (path, path / "checkpoints"):
+        if folder.is_dir() and (newest := checkpoint.latest(folder)):
+            return newest
+    if (path / "config.json").is_file():
+        raise ValueError(
+            f"--resume {path}: a folder of weights alone; start a new run from it: "
+            f"--set name=NEW --init-from {path}"
         )
-    elif resumed is None:
-        notes.append(
-            f"{run_path} has records and no checkpoint: training begins at step 0, and the records "
-            f"are set aside in {aside}"
-        )
-    elif change.aside:
-        notes.append(
-            f"the records of steps that {resumed} does not continue are set aside in {aside}"
-        )
-    if change.records_from:
-        notes.append(
-            f"the records of {run_path / ABANDONED / change.records_from} are the run's again"
-        )
-    return notes
+    raise FileNotFoundError(
+        f"--resume {path} is not a checkpoint or a run that has one; give one such as runs/debug"
+    )

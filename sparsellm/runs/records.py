@@ -18,7 +18,8 @@ from sparsellm.recipe_sections import SparsityConfig
 from sparsellm.strict import parse_json, read_text, validate
 
 METRICS_FILE = "metrics.jsonl"
-_LEFT_OUT = ("corpus_tokens", "by_corpus", "kernels")  # fields that a line lacks if they are empty
+# Fields that a line lacks if they are empty.
+_LEFT_OUT = ("corpus_tokens", "by_corpus", "kernels", "parent")
 
 
 def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
@@ -68,6 +69,17 @@ class KernelStats:
     # neurons that fire for any of 64 tokens, neighbours in the order in which a rank computes them
     union_mean: list[float] = field(default_factory=list)
     overflows: int = 0  # patterns recomputed in backward, out of layers × micro-batches × ranks
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The checkpoint of another run that a run began from."""
+
+    name: str  # of that run
+    step: NonNegativeInt
+    tokens: NonNegativeInt
+    path: str  # where the checkpoint was
+    id: str  # of the checkpoint, in its manifest
 
 
 @dataclass(frozen=True)
@@ -152,6 +164,7 @@ class SessionRecord(_Written):
     pid: int = 0
     commit: str = ""  # of the code; "" where it was installed without its repository
     versions: dict[str, str] = field(default_factory=dict)  # of sparsellm, Python, torch, CUDA, …
+    parent: Parent | None = None  # None: the run began at step 0
 
 
 @dataclass(frozen=True)

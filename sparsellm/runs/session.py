@@ -16,7 +16,7 @@ import torch
 from sparsellm import __version__
 from sparsellm.device import device_name
 from sparsellm.paths import bundled, usable_cores
-from sparsellm.runs.records import SessionRecord
+from sparsellm.runs.records import Parent, SessionRecord
 
 _PACKAGES = ("torch", "accelerate", "transformers", "cupy-cuda13x", "cupy-cuda12x")
 _run_began = ContextVar("run_began", default=0.0)  # seconds since 1970; 0: when the process did
@@ -27,7 +27,9 @@ def begin_run() -> None:
     _run_began.set(time.time())
 
 
-def this_session(step: int, tokens: int, ranks: int, device: torch.device) -> SessionRecord:
+def this_session(
+    step: int, tokens: int, ranks: int, device: torch.device, parent: Parent | None = None
+) -> SessionRecord:
     """The session of this process, or of its present run, which begins at a step."""
     started = _run_began.get() or psutil.Process().create_time()
     return SessionRecord(
@@ -46,6 +48,7 @@ def this_session(step: int, tokens: int, ranks: int, device: torch.device) -> Se
         versions={"sparsellm": __version__, "python": platform.python_version()}
         | versions(*_PACKAGES)
         | ({"cuda": torch.version.cuda} if torch.version.cuda else {}),
+        parent=parent,
     )
 
 

@@ -19,9 +19,10 @@ from sparsellm.processes.distributed import FailedTogether, RankActivity, any_ra
 from sparsellm.processes.peers import Peers
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import Recipe
+from sparsellm.runs.checkpoint import latest
 from sparsellm.runs.dashboard import check_wandb
 from sparsellm.runs.files import RECIPE_FILE, write_atomically
-from sparsellm.runs.history import begin_branch
+from sparsellm.runs.history import set_records_aside
 from sparsellm.runs.lock import PRESENCE_FILE, RunLock
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import FailureRecord
@@ -45,7 +46,9 @@ def train(
     fresh: bool = False,
     init_from: Path | None = None,
 ) -> None:
-    """Trains to `recipe.train.steps`, from ``resume_from`` or from the run's own last checkpoint.
+    """Trains to `recipe.train.steps`, from the run's own last checkpoint.
+
+    A run without a checkpoint begins from ``resume_from``, see `history.start_of`.
 
     With ``fresh`` an earlier run of the same name is moved aside (nothing is deleted) and training
     begins at step 0. ``init_from`` gives the weights of step 0; a run that has its own checkpoint
@@ -65,13 +68,12 @@ def train(
     peers = Peers(accelerator, stop, activity, recipe.runtime.timeout_minutes)
     with peers, locked(recipe.run_path, accelerator) as lock:
         compare_environments(recipe, accelerator)
-        flag = "--fresh" if fresh else "--resume" if resume_from else None
         resume_from = agreed_checkpoint(recipe, accelerator, resume_from, fresh)
         with waiting("reading data, building the model", accelerator.print):
             from_scratch = resume_from is None and init_from is None
             run = build_run(recipe, accelerator, activity, random_weights=from_scratch)
         try:
-            _train(run, stop, lock, resume_from=resume_from, init_from=init_from, flag=flag)
+            _train(run, stop, lock, resume_from=resume_from, init_from=init_from, fresh=fresh)
         except Exception:
             if accelerator.num_processes == 1:
                 close_run(run)
@@ -87,13 +89,9 @@ def _train(
     *,
     resume_from: Path | None,
     init_from: Path | None,
-    flag: str | None,
+    fresh: bool,
 ) -> None:
-    """Loads or begins the run, and trains to its last step.
-
-    ``flag``: ``--fresh`` or ``--resume``, if given. With it the same command would start over or go
-    back again. To continue from here, the command must be given without it.
-    """
+    """Loads or begins the run, and trains to its last step."""
     recipe = run.recipe
     if run.accelerator.is_main_process:
         check_wandb(recipe)
@@ -117,10 +115,10 @@ def _train(
         return
     with waiting(doing, run.accelerator.print):
         rehearsal.warm_up(run)
-    if flag == "--fresh":
+    if fresh:
         _move_aside(run, lock)
-    _begin_records(run, resume_from)
-    _logged_loop(run, stop, measurements, not_measured, flag)
+    _begin_records(run)
+    _logged_loop(run, stop, measurements, not_measured, fresh)
 
 
 def _move_aside(run: Run, lock: RunLock) -> None:
@@ -133,22 +131,28 @@ def _move_aside(run: Run, lock: RunLock) -> None:
     run.accelerator.wait_for_everyone()
 
 
-def _begin_records(run: Run, resumed: Path | None) -> None:
-    """Prepares the run's folder before the first step: moves aside what follows ``resumed``."""
-    recipe = run.recipe
-    if run.accelerator.is_main_process:
-        for note in begin_branch(recipe.run_path, resumed):
-            run.accelerator.print(note)
-        write_atomically(recipe.run_path / RECIPE_FILE, recipe.to_yaml())
+def _begin_records(run: Run) -> None:
+    """Prepares the run's folder before the first step."""
+    path = run.recipe.run_path
+    if not run.accelerator.is_main_process:
+        return
+    if latest(run.checkpoints) is None and (aside := set_records_aside(path)):
+        run.accelerator.print(
+            f"{path} has records and no checkpoint: training begins at step {run.step}, and the "
+            f"records are now {aside}"
+        )
+    write_atomically(path / RECIPE_FILE, run.recipe.to_yaml())
 
 
 def _logged_loop(
-    run: Run, stop: StopRequest, measurements: Measurements, due: list[str], flag: str | None
+    run: Run, stop: StopRequest, measurements: Measurements, due: list[str], fresh: bool
 ) -> None:
-    """The loop with its log. ``due``: see `_loop`; ``flag``: see `_train`."""
+    """The loop with its log. ``due``: see `_loop`; with ``fresh`` the same command starts over."""
     recipe, accelerator, say = run.recipe, run.accelerator, run.accelerator.print
     if accelerator.is_main_process:
-        session = this_session(run.step, run.tokens, accelerator.num_processes, accelerator.device)
+        session = this_session(
+            run.step, run.tokens, accelerator.num_processes, accelerator.device, run.parent
+        )
         run.log = MetricsLog(recipe, run.step, session)
     how = "interrupted"
     try:
@@ -164,7 +168,7 @@ def _logged_loop(
             run.log.close(how)
     saves = recipe.checkpoint.every_steps > 0
     if not finished:
-        resumes = f"without {flag} the same command" if flag else "the same command"
+        resumes = "without --fresh the same command" if fresh else "the same command"
         then = f"{resumes} resumes here" if saves else "nothing was saved"
         say(f"stopped after step {run.step} ({why}); {then}")
         return

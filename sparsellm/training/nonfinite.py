@@ -93,7 +93,7 @@ def check_finite(run: Run) -> None:
 
 
 def _way_back(run: Run) -> str:
-    """Advises from which checkpoint to resume: one before the first skipped step.
+    """Advises from which checkpoint to go on: one before the first skipped step.
 
     With the weights of that step, the same batch gives the same numbers at any learning rate. Waits
     for the save in progress.
@@ -110,10 +110,10 @@ def _way_back(run: Run) -> str:
     if not good:
         first = saved[0]
         return (
-            f"No checkpoint has earlier weights than {first}: resume from it (--resume {first}) if "
-            "the text or the machine was the cause and is repaired, or start over (--fresh) with a "
-            "lower optimizer.learning_rate"
+            f"No checkpoint has earlier weights than {first}: begin a new run from it (--resume "
+            f"{first} --set name=NEW) if the text or the machine was the cause and is repaired, or "
+            "start over (--fresh) with a lower optimizer.learning_rate"
         )
-    newest = checkpoint.latest(run.checkpoints)
-    how = "The same command resumes" if good[-1] == newest else f"Resume (--resume {good[-1]})"
-    return f"Last good checkpoint: {good[-1]}. {how} from it with a lower optimizer.learning_rate"
+    in_place = good[-1] == checkpoint.latest(run.checkpoints)
+    command = "The same command" if in_place else f"--resume {good[-1]} --set name=NEW"
+    return f"Last good checkpoint: {good[-1]}. {command}, with a lower optimizer.learning_rate"

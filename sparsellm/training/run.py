@@ -29,7 +29,7 @@ from sparsellm.processes.consensus import compare_files
 from sparsellm.processes.distributed import RankActivity, together
 from sparsellm.recipe import Recipe
 from sparsellm.runs.metrics_log import MetricsLog
-from sparsellm.runs.records import Record
+from sparsellm.runs.records import Parent, Record
 from sparsellm.runs.saver import Saver
 from sparsellm.training.counters import CounterLayout, SkippedSteps
 from sparsellm.training.kernel_policy import described_costs, set_up_kernels
@@ -66,6 +66,7 @@ class Run:
     next_step: NextStep = field(default_factory=NextStep)
     compiled_before: float = field(default_factory=compile_seconds)  # by this process
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
+    parent: Parent | None = None  # checkpoint of another run that this run goes on from
     log: MetricsLog | None = None  # of the main rank, while it trains
 
     def write(self, record: Record) -> None:

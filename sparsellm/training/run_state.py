@@ -1,5 +1,6 @@
 """The state of a run in a checkpoint: saved, restored, and initialised from other weights."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe, without_removed
 from sparsellm.runs import checkpoint, state
+from sparsellm.runs.history import parent_of
 from sparsellm.runs.pretrained import read_weights
+from sparsellm.runs.records import Parent
 from sparsellm.strict import flatten, load_yaml
 from sparsellm.training.kernel_policy import kernels_state, restore_kernels
 from sparsellm.training.run import Run
@@ -48,6 +51,7 @@ def begin_save(run: Run) -> None:
                 "sparsellm": __version__,
                 "torch": torch.__version__,
                 "init_from": run.origin,
+                "parent": asdict(run.parent) if run.parent else None,
                 **({"teacher": run.teacher.name} if run.teacher else {}),
                 "kernels": kernels_state(run.ffns, accelerator.device),
                 "target": run.target.state_dict() if run.target else None,
@@ -128,6 +132,11 @@ def restore_run(run: Run, path: Path) -> list[str]:
     run.step, run.tokens = saved.step, saved.trainer["tokens"]
     run.skips.load_state_dict(saved.trainer)
     run.origin = saved.trainer.get("init_from")
+    if path.resolve().parent == run.checkpoints.resolve():
+        run.parent = parent_of(path)
+    else:
+        name, place = saved_recipe.get("name", ""), str(path.resolve())
+        run.parent = Parent(name, run.step, run.tokens, place, saved.manifest.id)
     run.saver.ancestors = saved.manifest.branch
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
     run.micro_batch.saved = saved.trainer.get("micro_batch")

@@ -88,12 +88,10 @@ def test_an_automatic_micro_batch_is_as_many_sequences_as_the_ffn_benchmarks_hav
     assert model_forward.held_out(model, one).shape == (1, context)
 
 
-@pytest.mark.parametrize(("run", "folder"), [("", "checkpoints"), ("abandoned/1", "")])
-def test_the_coefficient_is_that_of_the_checkpoints_step(tiny, tmp_path, run, folder):
+def test_the_coefficient_is_that_of_the_checkpoints_step(tiny, tmp_path):
     lines = [{"kind": "train", "step": step, "l1_coefficient": step / 8} for step in (2, 4, 6)]
-    (tmp_path / run).mkdir(parents=True, exist_ok=True)
-    records = tmp_path / run / "metrics.jsonl"
+    records = tmp_path / "metrics.jsonl"
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    path = tmp_path / run / folder / "step_00000005"
+    path = tmp_path / "checkpoints" / "step_00000005"
     found = SimpleNamespace(recipe=tiny(), trainer={"step": 5})
     assert model_forward.last_l1(path, found) == 0.5

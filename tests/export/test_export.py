@@ -30,7 +30,6 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import CheckpointError
-from sparsellm.runs.history import begin_branch
 from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 from sparsellm.training import loop
 from sparsellm.training.run import build_run, close_run
@@ -380,19 +379,6 @@ def test_card_without_a_run_says_so(trained, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "unknown: no metrics.jsonl beside the checkpoint" in card
     assert "Unknown: no evaluation of step 1 was found." in card
-
-
-def test_the_card_of_a_branch_that_was_set_aside_has_its_records(tiny, tmp_path):
-    recipe = tiny()
-    train(recipe)
-    folder, aside = recipe.run_path / "checkpoints", recipe.run_path / "abandoned" / "1"
-    scores = {"step": 4, "tasks": {"piqa": {"acc": 0.75, "acc_stderr": 0.0125}}}
-    (folder / "eval_step_00000004.json").write_text(json.dumps(scores))
-    begin_branch(recipe.run_path, folder / "step_00000002")
-    export(aside / "step_00000004", tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "| training loss at step 4 |" in card
-    assert "| piqa | acc | 75.00 ± 1.25 |" in card
 
 
 def test_a_card_without_records_has_the_checkpoints_own_statistics(tiny, tmp_path):

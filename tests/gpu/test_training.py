@@ -273,24 +273,22 @@ def _assert_resumes(train, overrides: list[str], kernels: str) -> None:
         overrides: of the run.
         kernels: how its FFNs are computed.
     """
-    own = [*overrides, f"ffn.kernels={kernels}", f"name=resumed-{kernels}"]
+    own = [*overrides, f"ffn.kernels={kernels}"]
     own += ["runtime.precision=bf16", "runtime.compile=true", "sparsity.reinit_rate=0.1"]
     own += ["optimizer.min_lr_ratio=1", "data.num_workers=2"]
     own += ["train.steps=6", "checkpoint.every_steps=3", "validation.every_steps=0"]
-    run_path = load_recipe("debug", own).run_path
 
-    def losses(*arguments):
-        result = train("--recipe", "debug", *set_arguments(own), *arguments)
+    def losses(name, *arguments):
+        named = [*own, f"name={name}-{kernels}"]
+        result = train("--recipe", "debug", *set_arguments(named), *arguments)
         assert result.returncode == 0, result.stderr[-3000:]
-        records = read_metrics(run_path)
-        start = [r["step"] for r in records if r["kind"] == "session"][-1]
-        return start, [r["loss"] for r in records if r["kind"] == "train"]
+        run_path = load_recipe("debug", named).run_path
+        return run_path, [r["loss"] for r in read_metrics(run_path, "train")]
 
-    start, straight = losses()
-    assert (start, len(straight)) == (0, 6)
-    start, again = losses("--resume", str(run_path / "checkpoints" / "step_00000003"))
-    assert start == 3
-    assert again == pytest.approx(straight, rel=1e-3)
+    run_path, straight = losses("straight")
+    assert len(straight) == 6
+    _, again = losses("resumed", "--resume", str(run_path / "checkpoints" / "step_00000003"))
+    assert again == pytest.approx(straight[3:], rel=1e-3)
 
 
 @pytest.mark.slow

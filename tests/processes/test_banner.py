@@ -142,11 +142,11 @@ def test_how_a_run_begins(tiny):
     recipe = tiny()
     assert beginning_of(recipe, None, False, None) == "new"
     assert beginning_of(recipe, None, False, Path("w")) == "new, with the weights of w"
-    (recipe.run_path / "checkpoints").mkdir(parents=True)
-    (recipe.run_path / "checkpoints" / "latest").write_text("step_00000002\n")
-    assert beginning_of(recipe, None, False, None) == "resumes from step_00000002"
+    newest, other = recipe.run_path / "checkpoints" / "step_00000002", Path("other/step_00000003")
+    newest.mkdir(parents=True)
+    assert beginning_of(recipe, newest, False, Path("w")) == "resumes from step_00000002"
     assert beginning_of(recipe, None, True, None) == "new; the earlier run is moved aside"
-    assert beginning_of(recipe, Path("other"), False, None) == "resumes from other"
+    assert beginning_of(recipe, other, False, None) == "new, goes on from other/step_00000003"
 
 
 @pytest.mark.parametrize(

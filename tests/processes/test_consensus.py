@@ -182,6 +182,6 @@ def test_a_damaged_list_of_files_names_the_older_checkpoint_that_is_whole(tiny):
         paths.append(save_run(run))
     listed = paths[1] / "manifest.json"
     listed.write_bytes(listed.read_bytes().replace(b"0", b"1", 1))
-    with pytest.raises(ValueError, match=rf"manifest.json is .*; add --resume {paths[0]}$"):
+    with pytest.raises(ValueError, match=rf"manifest.json is .* --resume {paths[0]} --set"):
         agreed_checkpoint(run.recipe, run.accelerator, None, fresh=False)
     close_run(run)

@@ -33,7 +33,9 @@ def test_damage_to_any_file_is_named_and_the_one_before_is_offered(folder, name)
             checkpoint.load(path.parent)
         message = str(caught.value)
         assert name in message
-        assert f"add --resume {folder / 'step_00000004'}" in message
+        older = folder / "step_00000004"
+        assert f"{older} is whole and the newest before it. Move step_00000006 elsewhere" in message
+        assert message.endswith(f"--resume {older} --set name=NEW")
     path.write_bytes(whole)
     assert checkpoint.load(path.parent).step == 6
 
@@ -62,7 +64,7 @@ def test_of_a_copy_the_step_decides_what_is_offered(folder):
     copy = folder / "step_00000009"
     shutil.copytree(folder / "step_00000004", copy)
     (copy / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"add --resume {folder / 'step_00000004'}$"):
+    with pytest.raises(ValueError, match=rf"--resume {folder / 'step_00000004'} --set name=NEW$"):
         checkpoint.load(copy)
 
 

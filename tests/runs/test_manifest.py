@@ -45,7 +45,7 @@ def test_a_flipped_bit_in_any_file_is_named_and_the_checkpoint_before_offered(fo
             (path / name).write_bytes(flipped)
             with pytest.raises(ValueError, match=rf"{name} is .*damaged") as error:
                 checkpoint.load(path)
-            assert f"add --resume {folder / 'step_00000001'}" in str(error.value)
+            assert f"with --resume {folder / 'step_00000001'} --set" in str(error.value)
             (path / name).write_bytes(whole)
     assert checkpoint.load(path).step == 2
 

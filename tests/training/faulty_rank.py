@@ -1,8 +1,7 @@
 """`sparsellm` with a fault in one rank: ``faulty_rank.py KIND RANK STEPS train …``.
 
 The fault comes once, when the process has done so many steps, that of ``kill-save`` after so many
-saves, that of ``kill-branch`` after so many files of a change of branch; ``none`` is none. With
-``elsewhere`` the rank works in the folder STEPS.
+saves; ``none`` is none. With ``elsewhere`` the rank works in the folder STEPS.
 
 With ``SPARSELLM_TEST_PATIENCE`` ranks wait so many seconds for one another where they would for
 minutes; `runtime.timeout_minutes` must be 2, the least. With ``SPARSELLM_TEST_DAMAGE`` every 37th
@@ -21,7 +20,7 @@ from damaged_batch import damage, spoil
 
 from sparsellm.cli import main
 from sparsellm.processes import peers
-from sparsellm.runs import history, saver
+from sparsellm.runs import saver
 from sparsellm.training import loop, validation
 
 
@@ -83,19 +82,6 @@ def _kill_in_save(saves: int) -> None:
     saver._write_files = write_files
 
 
-def _kill_in_branch(files: int) -> None:
-    """While it changes the branch, before it writes the file that follows so many."""
-    real, done = history.write_atomically, []
-
-    def write(path, text):
-        if len(done) == files:
-            KINDS["kill"]()
-        done.append(path)
-        real(path, text)
-
-    history.write_atomically = write
-
-
 def _break_loader(loader) -> None:
     def fail(self):
         raise FileNotFoundError("shard 7 is missing; restore it")
@@ -126,8 +112,6 @@ if __name__ == "__main__":
             KINDS["launcher"]()
     elif kind == "kill-save" and own_rank == rank:
         _kill_in_save(int(steps))
-    elif kind == "kill-branch" and own_rank == rank:
-        _kill_in_branch(int(steps))
     elif kind != "none" and own_rank == rank:
         inject(kind, int(steps))
     sys.exit(main(arguments))

@@ -172,8 +172,8 @@ def test_the_way_back_is_before_the_first_step_that_was_skipped(
     folder = load_recipe("debug", tiny_overrides).run_path / "checkpoints"
     # Those of steps 4 and 6 are of the weights that steps 5 to 8 could not be taken with.
     assert checkpoint.latest(folder) == folder / "step_00000006"
-    back = f"--resume {folder / 'step_00000002'}"
-    assert f"Resume ({back}) from it with a lower optimizer.learning_rate" in result.stderr
+    back = f"--resume {folder / 'step_00000002'} --set name=NEW"
+    assert f"{back}, with a lower optimizer.learning_rate" in result.stderr
     # The count of steps in a row survives the restart.
     again = train(*command)
     assert again.returncode == 1
@@ -193,10 +193,11 @@ def test_skipped_steps_do_not_push_out_the_last_good_checkpoint(
     last = [f"step_{step:08d}" for step in (2, 4)][-keep:]
     assert [p.name for p in checkpoint.checkpoints_in(folder)] == [*last, "step_00000010"]
     first = folder / last[0]
-    advice = f"No checkpoint has earlier weights than {first}: resume from it (--resume {first})"
-    assert (advice if keep == 1 else f"Resume (--resume {first}) from it") in result.stderr
+    back = f"--resume {first} --set name=NEW"
+    advice = f"No checkpoint has earlier weights than {first}: begin a new run from it ({back})"
+    assert (advice if keep == 1 else f"{back}, with a lower") in result.stderr
     monkeypatch.undo()  # what was the cause is mended
-    again = train(*command, resume=("--resume", str(first)))
+    again = train(*command, "name=new", resume=("--resume", str(first)))
     assert again.returncode == 0, again.stderr
 
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from sparsellm.data.division import hold_out
+from sparsellm.data.division import check_apart, hold_out
 from sparsellm.data.identity import fingerprint, witness
 from sparsellm.data.network import with_retries
-from sparsellm.data.shards import Shard, expand, real_place, stdlib_shards, to_shard
+from sparsellm.data.shards import Shard, expand, stdlib_shards, to_shard
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe_sections import DataConfig
 from sparsellm.strict import Globs, StrictModel, load_yaml, validate
@@ -164,31 +164,14 @@ def load_corpora(data: DataConfig) -> tuple[Corpus, ...]:
     names = [c.name for c in corpora]
     if len(set(names)) < len(names):
         raise ValueError(f"two corpora of the mixture are called {max(names, key=names.count)!r}")
-    stdlib = [c.name for c in corpora if c.train[0].format == "sources"]
+    stdlib = [c.name for c in corpora if c.train[0].format == "sources" and not c.train[0].is_file]
     if len(stdlib) > 1:  # one may hold out what the other trains on
         raise ValueError(
             f"the corpora {', '.join(stdlib)} of the mixture all read Python's standard library; "
             "keep one of them"
         )
-    _check_held_out(corpora)
+    check_apart([(c.name, c.train, c.validation) for c in corpora])
     return corpora
-
-
-def _check_held_out(corpora: tuple[Corpus, ...]) -> None:
-    """Raises ValueError if one corpus of a mixture trains on text that another one holds out."""
-    trained = {_text_of(shard): (c.name, shard.part) for c in corpora for shard in c.train}
-    for corpus in corpora:
-        for shard in corpus.validation:
-            other, part = trained.get(_text_of(shard), ("", (0.0, 0.0)))
-            if part[0] < shard.part[1] and shard.part[0] < part[1]:
-                raise ValueError(
-                    f"{shard.url} is held out by corpus {corpus.name} and in the training files of "
-                    f"corpus {other}; take it out of one of them"
-                )
-
-
-def _text_of(shard: Shard) -> tuple[str, str]:
-    return real_place(shard.url), shard.text_field
 
 
 def single_corpus(data: DataConfig) -> Corpus:
@@ -239,7 +222,9 @@ def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead:
     if isinstance(config, HubCorpus):
         return _hub(name, config)
     if isinstance(config, FilesCorpus):
-        return _files(name, config, path, given.keys())
+        corpus = _files(name, config, path, given.keys())
+        check_apart([(name, corpus.train, corpus.validation)])
+        return corpus
     if isinstance(config, StdlibCorpus):
         return Corpus(name, *stdlib_shards(config.validation_percent, config.num_shards))
     raise ValueError(f"{path} is a mixture of corpora; name a single corpus of it here")

@@ -1,14 +1,17 @@
-"""Divides text into what is trained on and what is held out: a share of its documents."""
+"""What is trained on and what is held out: a share of the documents, and nothing on both sides."""
 
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
+from pathlib import Path
 
 from sparsellm.data.blocks import documents_in_order
-from sparsellm.data.shards import Shard, document_hash
+from sparsellm.data.identity import content_identity
+from sparsellm.data.shards import Shard, document_hash, real_place, warn_once
 
 # Of a small text a whole document may be far more than the share. Where it is more than this, the
 # end of it is held out.
@@ -51,6 +54,59 @@ def hold_out(shards: tuple[Shard, ...], fraction: float) -> Divided:
     train = (replace(s, part=(document_at, 1.0), divided=(document_at, 0, share)) for s in shards)
     held = (replace(s, part=(0.0, behind), divided=(document_at, share, 1)) for s in shards)
     return tuple(train), tuple(held)
+
+
+def check_apart(
+    corpora: Sequence[tuple[str, Sequence[Shard], Sequence[Shard]]],
+) -> None:
+    """Checks that nothing is held out by one corpus and trained on by it or by another one.
+
+    Warns of training files that are copies of held-out ones, which a user may have on purpose.
+
+    Args:
+        corpora: name, training shards and held-out shards of each.
+
+    Raises:
+        ValueError: documents of one file are on both sides.
+    """
+    held_out = [(name, shard) for name, _, validation in corpora for shard in validation]
+    parts = {(shard.part, shard.divided): shard for _, shard in held_out}.values()
+    trained: defaultdict[_Key, list[tuple[str, Shard]]] = defaultdict(list)
+    for name, train, _ in corpora:
+        for shard in train:
+            if any(shard.shares_documents(part) for part in parts):
+                for key in _keys(shard):
+                    trained[key].append((name, shard))
+    contents = cache(content_identity)
+    for name, shard in held_out:
+        for key in _keys(shard):
+            for other, candidate in trained.get(key, ()):
+                if not shard.shares_documents(candidate):
+                    continue
+                if real_place(candidate.url) == real_place(shard.url):
+                    raise ValueError(
+                        f"{shard.url} is held out by corpus {name} and in the training files of "
+                        f"corpus {other}; take it out of one of them"
+                    )
+                if contents(candidate.url) == contents(shard.url):
+                    warn_once(
+                        f"{candidate.url}, which corpus {other} trains on, is a copy of "
+                        f"{shard.url}, which corpus {name} holds out, so the held-out loss is not "
+                        "of unseen text: take one of them out"
+                    )
+
+
+_Key = tuple[str | int, str]
+
+
+def _keys(shard: Shard) -> list[_Key]:
+    """What a shard has in common with its file elsewhere and with copies: place, size, column."""
+    place = real_place(shard.url)
+    try:
+        size = Path(place).stat().st_size  # an address has none
+    except OSError:
+        size = 0
+    return [(key, shard.text_field) for key in (place, size) if key]
 
 
 def _places(shards: tuple[Shard, ...]) -> Iterator[tuple[float, int]]:

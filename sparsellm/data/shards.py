@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import logging
+import math
 import os
 import re
 import sysconfig
@@ -56,6 +57,11 @@ class Shard:
     # (h, a, b): of a document with hash h only what lies between these shares of its length.
     divided: tuple[float, float, float] | None = None
 
+    @property
+    def is_file(self) -> bool:
+        """Whether ``url`` is a file's, and not a label of several ones."""
+        return self.members in ((), (self.url,))
+
     def portion(self, document: Content) -> Content:
         """What of a document is in `part`; its text or ids alone decide, so this never changes."""
         if self.part == (0.0, 1.0):
@@ -66,6 +72,15 @@ class Shard:
         if self.divided and place == self.divided[0]:
             return _between(document, *self.divided[1:])
         return document
+
+    def shares_documents(self, other: "Shard") -> bool:
+        """Whether some document of the same text would be in this shard and in ``other``."""
+        begin = max(self.part[0], other.part[0])
+        end = min(self.part[1], other.part[1])
+        if self.divided and other.divided and end == math.nextafter(begin, 1):
+            (_, *own), (_, *others) = self.divided, other.divided
+            return max(own[0], others[0]) < min(own[1], others[1])
+        return begin < end
 
 
 def document_hash(document: str | NDArray[np.integer]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import fsspec
 import numpy as np
 import pyarrow as pa
@@ -194,6 +196,56 @@ def test_what_one_corpus_of_a_mixture_holds_out_no_other_trains_on(tmp_path):
     with (tmp_path / "two.yaml").open("a") as file:
         file.write("text_field: title\n")
     assert len(load_corpora(DataConfig(corpus=mixture))) == 2
+
+
+@pytest.mark.parametrize("names", [("one", "two"), ("two", "one")])
+@pytest.mark.parametrize(("first", "second"), [(0.3, 0), (0, 0.3), (0.1, 0.3), (0.3, 0.3)])
+def test_of_a_share_that_is_held_out_no_corpus_trains_on_a_part(tmp_path, names, first, second):
+    _parquet(tmp_path / "a.parquet", [f"document {i} of some length" for i in range(100)])
+    for name, fraction in (("one", first), ("two", second)):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"source: files\nfiles: '${{CORPUS_DIR}}/a.parquet'\nvalidation_fraction: {fraction}\n"
+        )
+    data = DataConfig(corpus={str(tmp_path / f"{name}.yaml"): 1.0 for name in names})
+    if first == second:
+        assert len(load_corpora(data)) == 2
+        return
+    with pytest.raises(ValueError, match=r"a\.parquet is held out by corpus .* corpus (one|two);"):
+        load_corpora(data)
+
+
+@pytest.mark.parametrize("shares", [(0.1, 0.1), (0.1, 0.2)])
+def test_a_document_divided_alike_by_two_corpora_is_on_neither_side_twice(tmp_path, shares):
+    (tmp_path / "book.txt").write_text("A long book. " * 1000)
+    for name, share in zip("ab", shares, strict=True):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"source: files\nfiles: '${{CORPUS_DIR}}/book.txt'\nvalidation_fraction: {share}\n"
+        )
+    data = DataConfig(corpus={str(tmp_path / f"{name}.yaml"): 1.0 for name in "ab"})
+    if shares[0] == shares[1]:
+        assert len(load_corpora(data)) == 2
+        return
+    with pytest.raises(ValueError, match=r"book\.txt is held out by corpus [ab] and in the "):
+        load_corpora(data)
+
+
+def test_a_copy_of_held_out_text_among_what_is_trained_on_is_told(tmp_path, caplog):
+    texts = [f"document {i} of some length" for i in range(100)]
+    train, held_out, copy = (tmp_path / f"{name}.parquet" for name in ("train", "held", "copy"))
+    _parquet(train, texts[:50])
+    _parquet(held_out, texts[50:])
+    data = DataConfig(
+        corpus="local", files=[str(train), str(copy)[:-7] + "*"], validation_files=[str(held_out)]
+    )
+    load_corpora(data)
+    assert not caplog.messages
+    copy.write_bytes(held_out.read_bytes())
+    for _ in range(2):
+        load_corpora(data)
+    [message] = caplog.messages
+    assert re.search(
+        r"copy\.parquet, which corpus local trains on, is a copy of .*held\.p", message
+    )
 
 
 def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):

@@ -28,10 +28,9 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if config.name == "muon":
         muons = {name: p for name, p in matrices.items() if "layers" in name.split(".")}
     if recipe.gates_by_adamw:
-        # Gates do better beside Muon than by it, in dense models too (`OptimizerConfig.gate_peak`).
-        # Under L1 more so: it pushes every gate row along the mean of x, one direction of the
-        # matrix. Muon makes the update equally large in all directions, so that λ has to rise until
-        # it drowns the loss.
+        # L1 pushes every gate row along the mean of x, one direction of the matrix. Muon makes the
+        # update equally large in all directions: λ then has to rise until it drowns the loss. Dense
+        # models are trained alike (`OptimizerConfig.gate_peak`).
         patterns = {id(m.pattern_weight) for m in model.modules() if isinstance(m, SparseFFN)}
         gates = {name: p for name, p in muons.items() if id(p) in patterns}
         muons = {name: p for name, p in muons.items() if name not in gates}

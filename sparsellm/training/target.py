@@ -14,7 +14,7 @@ Non-zeros follow λ with a lag of 10 to 100 steps, and fall by themselves from h
 start; looking ahead keeps λ from rising all that time. While the learning rate is small, non-zeros
 cannot follow λ, so λ moves more slowly: without the factor ``pace``, a warm-up of 600 steps would
 take λ hundreds of times too high, and too few neurons would be left alive. λ changes by at most 6%
-per step and stays within a factor of 10,000 of `sparsity.l1_coefficient`, where it starts. The
+per step and stays within a factor of 10,000 of the `sparsity.l1_coefficient` that it starts at. The
 constants were chosen on simulations of how non-zeros follow λ (tests/training/test_target.py). They
 hold for any width and batch, since only ratios enter.
 
@@ -151,15 +151,21 @@ class TargetController:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, of which JSON keeps every bit, and what `news` has said."""
-        numbers = {"log_l1": self._log_l1, "fast": self._fast, "slow": self._slow}
-        return {**numbers, "said": sorted(self._said)}
+        return {
+            "start": self._start,
+            "log_l1": self._log_l1,
+            "fast": self._fast,
+            "slow": self._slow,
+            "said": sorted(self._said),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restores a `state_dict`; returns False and changes nothing if it has other loops."""
         if len(state["log_l1"]) != len(self._log_l1):
             return False
         self._log_l1, self._fast, self._slow = (state[k] for k in ("log_l1", "fast", "slow"))
-        self._said = set(state.get("said", ()))  # earlier versions did not save it
+        self._start = state["start"]  # the limits stay, whatever sparsity.l1_coefficient is now
+        self._said = set(state["said"])
         return True
 
 

@@ -166,6 +166,16 @@ def test_a_start_that_silenced_the_model_is_the_verdict_of_a_run_that_did_not_re
     assert re.search("^non-zeros are -50% off .*: the first λ silenced", controller.verdict())
 
 
+@pytest.mark.parametrize("raised", [1e-9, 100.0])
+def test_another_coefficient_on_resume_leaves_lambda_where_it_was(raised):
+    before = TargetController(SparsityConfig(target_nnz=30, l1_coefficient=8e-4), 2)
+    before.observe(0, [30.0, 30.0])
+    resumed = TargetController(SparsityConfig(target_nnz=30, l1_coefficient=raised), 2)
+    assert resumed.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    resumed.observe(1, [30.0, 30.0])  # on the target: nothing is to change
+    assert resumed.l1_by_layer(2) == pytest.approx([8e-4, 8e-4], rel=1e-12)
+
+
 def test_what_was_said_is_not_said_again_after_a_resume_and_remains_the_verdict():
     config = SparsityConfig(target_nnz=30, l1_coefficient=0.1)
     before, resumed = TargetController(config, 1), TargetController(config, 1)

@@ -2,11 +2,12 @@
 
 import argparse
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from sparsellm.paths import closest, hub_id
+from sparsellm.paths import RUNS_FOLDER, closest, hub_id, may_have_gpu
 
 
 def positive_int(text: str) -> int:
@@ -35,6 +36,8 @@ def model_path(text: str) -> Path:
         return path
     close = closest(path.name, (other.name for other in path.parent.glob("*")))
     meant = f"; did you mean {path.parent / close}?" if close else ""
+    if path.parts[:1] == (RUNS_FOLDER,) and not Path(RUNS_FOLDER).exists():
+        meant = f": {Path.cwd()} has no folder {RUNS_FOLDER}/; give the path of the run"
     raise argparse.ArgumentTypeError(f"{text}: no such file or folder{meant}")
 
 
@@ -58,6 +61,20 @@ def add_overrides(parser: argparse.ArgumentParser) -> argparse.Action:
         help="override a key of the recipe, such as train.steps=100 (`sparsellm recipe keys` "
         "describes them); may be repeated",
     )
+
+
+def check_device(name: str | None) -> None:
+    """Checks the value of ``--device`` as far as that needs no PyTorch.
+
+    Raises:
+        ValueError: it names no kind of device, or a GPU where there certainly is none.
+    """
+    if name is None:
+        return
+    if not re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name):
+        raise ValueError(f"--device {name}: there is no such device; give cpu, cuda or cuda:N")
+    if name.startswith("cuda") and not may_have_gpu():
+        raise ValueError(f"--device {name}: there is no GPU here; omit --device to use the CPU")
 
 
 def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> None:

@@ -10,6 +10,16 @@ from sparsellm.ffn import fp8
 from sparsellm.ffn.reference import stands_in
 from sparsellm.paths import how_to_install, how_to_install_cuda
 
+# By the names of this package, of torch and of configurations.
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "fp32": torch.float32,
+    "float32": torch.float32,
+}
+
 
 def pick_device(name: str | None) -> torch.device:
     """A device by name; by default a GPU if there is one.
@@ -25,11 +35,11 @@ def pick_device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
             raise ValueError(
-                f"--device {name}: PyTorch {torch.__version__} finds no CUDA device (nvidia-smi "
-                "lists those of the driver); omit --device to use the CPU"
+                f"device {name}: PyTorch {torch.__version__} finds no CUDA device (nvidia-smi "
+                "lists those of the driver); to use the CPU give no device, or cpu"
             ) from error
         reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {name}: {reason}; give cpu, cuda or cuda:N") from error
+        raise ValueError(f"device {name}: {reason}; give cpu, cuda or cuda:N") from error
     return device
 
 
@@ -41,6 +51,21 @@ def device_name(device: torch.device) -> str:
 def default_dtype(device: torch.device) -> torch.dtype:
     """bf16 on a GPU, as in training; fp32 on a CPU."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def pick_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:
+    """A type of weights, given as torch's or by name; by default `default_dtype`.
+
+    Raises:
+        ValueError: it is another type, or the name of none.
+    """
+    if dtype is None:
+        return default_dtype(device)
+    named = _DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if named not in _DTYPES.values():
+        raise ValueError(f"dtype {dtype!r}: give one of {', '.join(_DTYPES)}, or torch's own")
+    assert isinstance(named, torch.dtype)
+    return named
 
 
 def place(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFModel:

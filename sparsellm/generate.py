@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparsellm.arguments import add_model, positive_int
+from sparsellm.arguments import add_model, check_device, positive_int
 from sparsellm.waiting import waiting
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm --help` must not
@@ -59,6 +59,7 @@ def add_generate_parser(commands: Any) -> None:
 
 def _generate(options: argparse.Namespace) -> None:
     sampling = Sampling(options.temperature, options.top_k, options.seed)
+    check_device(options.device)
     with waiting("loading PyTorch and the checkpoint"):
         from sparsellm.device import default_dtype, pick_device
         from sparsellm.runs.pretrained import load_pretrained

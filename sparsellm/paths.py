@@ -2,14 +2,20 @@
 installed wheel, optional packages, and cores."""
 
 import difflib
+import glob
 import importlib.metadata
 import os
 import re
 import shlex
+import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+
+RUNS_FOLDER = "runs"  # `logging.run_dir`, relative to the working directory
+# Of NVIDIA's driver, Jetson, Windows' Linux, and AMD's driver.
+_GPU_FILES = ("/dev/nvidia*", "/dev/nvhost*", "/dev/nvgpu*", "/dev/dxg", "/dev/kfd")
 
 BUNDLED_FOLDERS = ("recipes", "cuda", "data", "eval", "launch")
 
@@ -64,9 +70,13 @@ def closest(name: str, names: Iterable[str]) -> str | None:
 
 
 def hub_id(path: Path) -> str | None:
-    """``owner/name[@revision]`` of a model on the hub, if the path cannot be a local one."""
+    """``owner/name[@revision]`` of a model on the hub, if the path cannot be a local one.
+
+    ``runs/NAME`` is a run, also in a folder that has none.
+    """
     text = path.as_posix()
-    local = path.exists() or Path(path.parts[0] if path.parts else ".").exists()
+    first = path.parts[0] if path.parts else "."
+    local = path.exists() or first == RUNS_FOLDER or Path(first).exists()
     return None if local or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", text) else text
 
 
@@ -87,6 +97,16 @@ def how_to_install(extra: str) -> str:
 def how_to_install_cuda(cuda_version: str | None) -> str:
     """As `how_to_install`, for the CUDA kernels with a torch built for ``cuda_version`` (12.8)."""
     return how_to_install("cuda12" if (cuda_version or "").startswith("12.") else "cuda")
+
+
+def may_have_gpu() -> bool:
+    """Whether PyTorch might find a GPU here; False only where it certainly finds none.
+
+    It looks for the files of drivers, since asking PyTorch takes seconds.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    return sys.platform != "linux" or any(map(glob.glob, _GPU_FILES))
 
 
 def usable_cores() -> int:

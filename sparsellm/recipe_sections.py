@@ -18,7 +18,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic reads typing's own from Python 3.12 on
 
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
-from sparsellm.paths import bundled
+from sparsellm.paths import RUNS_FOLDER, bundled
 from sparsellm.strict import Globs, StrictModel, load_yaml
 from sparsellm.vocabulary import check_name
 
@@ -482,7 +482,7 @@ class LoggingConfig(StrictModel):
     """Progress lines, records and wandb."""
 
     run_dir: str = Field(
-        "runs", description="Folder of all runs; the folder of this run is <run_dir>/<name>"
+        RUNS_FOLDER, description="Folder of all runs; the folder of this run is <run_dir>/<name>"
     )
     every_steps: PositiveInt = Field(10, description="Steps between progress lines and records")
     wandb: Literal["online", "offline", "disabled"] = Field("disabled", description="wandb's mode")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsellm.arguments import check_out, model_path
+from sparsellm import paths
+from sparsellm.arguments import check_device, check_out, model_path
 from sparsellm.cli import main
 
 COUNTS = {
@@ -47,6 +48,9 @@ def test_a_model_that_is_not_there_is_told_before_anything_is_loaded(
 def test_a_model_of_the_hub_is_left_to_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert model_path("owner/name@main") == Path("owner/name@main")
+    message = rf"^runs/debug: no such file or folder: {tmp_path} has no folder runs/; give the path"
+    with pytest.raises(ArgumentTypeError, match=message):  # a run, not a model of `runs`
+        model_path("runs/debug")
     with pytest.raises(ArgumentTypeError, match=r"^gone: no such file or folder$"):
         model_path("gone")
 
@@ -80,13 +84,35 @@ def test_a_file_system_that_only_seems_to_take_files_is_refused():
         check_out(Path("/proc/runs"), is_folder=True)
 
 
+def test_a_device_that_is_not_there_is_told_before_pytorch_is_loaded(monkeypatch):
+    monkeypatch.setattr("sparsellm.arguments.may_have_gpu", lambda: False)
+    for device in (None, "cpu", "mps"):
+        check_device(device)
+    with pytest.raises(ValueError, match="--device cuda:1: there is no GPU here; omit --device"):
+        check_device("cuda:1")
+    with pytest.raises(ValueError, match="--device gpu: there is no such device; give cpu, cuda"):
+        check_device("gpu")
+    monkeypatch.setattr("sparsellm.arguments.may_have_gpu", lambda: True)
+    check_device("cuda:1")
+
+
+def test_no_gpu_is_hidden_by_what_tells_that_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(paths, "_GPU_FILES", (f"{tmp_path}/nvidia*",))
+    assert not paths.may_have_gpu()
+    (tmp_path / "nvidia0").touch()
+    assert paths.may_have_gpu()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not paths.may_have_gpu()
+
+
 def test_a_device_that_pytorch_does_not_have(monkeypatch):
     import torch
 
     from sparsellm.device import pick_device
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"--device cuda:1: PyTorch .* finds no CUDA device.* CPU"):
+    with pytest.raises(ValueError, match=r"^device cuda:1: PyTorch .* finds no CUDA device.* CPU"):
         pick_device("cuda:1")
     with pytest.raises(ValueError, match="give cpu, cuda or cuda:N"):
         pick_device("gpu")

@@ -118,9 +118,10 @@ def accelerate(
         What was accelerated, and what looks like an FFN but was not, with the reasons.
 
     Raises:
-        ValueError: a negative threshold; an unknown ``kernels``, ``format``, ``token_order`` or
-            ``precision``; a GPU without FP8.
+        ValueError: no model but a path, say; a negative threshold; an unknown ``kernels``,
+            ``format``, ``token_order`` or ``precision``; a GPU without FP8.
     """
+    _check_model(model, "accelerate")
     if not threshold >= 0:
         raise ValueError(f"threshold {threshold} must not be negative")
     check_choice("token_order", token_order, TokenOrder)
@@ -167,8 +168,21 @@ def accelerate_whole(
     return done
 
 
+def _check_model(model: object, function: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"sparsellm.{function} takes a model (a torch.nn.Module), not {type(model).__name__}: "
+            "sparsellm.load(PATH).model, or transformers' from_pretrained, gives one"
+        )
+
+
 def restore(model: nn.Module) -> None:
-    """Undoes `accelerate`. Does nothing to a model that was not accelerated."""
+    """Undoes `accelerate`. Does nothing to a model that was not accelerated.
+
+    Raises:
+        ValueError: no model.
+    """
+    _check_model(model, "restore")
     for module in model.modules():
         put_back(module)
         linears.put_back(module)

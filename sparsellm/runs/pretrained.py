@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
-from sparsellm.device import default_dtype, pick_device, place
+from sparsellm.device import pick_device, pick_dtype, place
 from sparsellm.ffn.accelerate import accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe
@@ -200,7 +200,7 @@ class Loaded(NamedTuple):
 def load(
     path_or_id: str | PathLike[str],
     device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     *,
     accelerate: bool = True,
 ) -> Loaded:
@@ -214,7 +214,8 @@ def load(
         path_or_id: a run, a checkpoint, an exported folder, a folder of Hugging Face's, or a model
             of the hub (``owner/name``, ``owner/name@revision``).
         device: such as ``cuda:1``; default is a GPU if there is one.
-        dtype: of the weights; default is bf16 on a GPU and fp32 on a CPU.
+        dtype: of the weights, such as ``torch.bfloat16`` or ``bf16``; default is bf16 on a GPU and
+            fp32 on a CPU.
         accelerate: on a GPU, put the sparse kernels under the FFNs that they support, with the
             defaults of `sparsellm.accelerate`. Each layer runs dense where that is faster, and
             models without ReLU or ReLU² stay as they are.
@@ -224,11 +225,11 @@ def load(
 
     Raises:
         FileNotFoundError: there is no such model; the message says what was looked for.
-        ValueError: it is damaged or cannot be read; no such device.
+        ValueError: it is damaged or cannot be read; no such device or type.
     """
     path = Path(path_or_id)
     on = pick_device(None if device is None else str(device))
-    dtype = dtype or default_dtype(on)
+    dtype = pick_dtype(dtype, on)
     found = find_checkpoint(path)
     if hf_folder.is_hugging_face(found) and not hf_folder.is_export(found):
         loaded = load_stock(str(path), found, on, dtype)

@@ -36,6 +36,11 @@ def test_a_run_a_checkpoint_an_export_and_a_folder_give_the_same(folder, tmp_pat
         assert text.startswith("def x")
 
 
+def test_the_type_of_the_weights_by_its_name(folder):
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        assert sparsellm.load(folder, "cpu", name).model.dtype == dtype
+
+
 def test_ids_that_only_pad_the_embedding_are_not_generated(folder, tmp_path):
     written, _ = import_export(folder, tmp_path / "run")
     model, _ = sparsellm.load(written)

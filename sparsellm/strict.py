@@ -224,11 +224,25 @@ def validate(
         lines = []
         file = source if isinstance(source, Path) else file
         for item in error.errors():
-            key = ".".join(map(str, item["loc"]))
-            number = line_of(file, item["loc"]) if file and key not in overridden else None
+            place = _place(model, item)
+            key = ".".join(map(str, place))
+            number = line_of(file, place) if file and key not in overridden else None
             where = source if number is None else f"{source}, line {number}"
             lines.append(f"{where}: {_explain(model, key, item)}")
         raise ValueError("\n".join(lines) + (remedy and f"; {remedy}")) from None
+
+
+def _place(model: type[BaseModel], item: Any) -> tuple[int | str, ...]:
+    """The key that an error is about. Of several keys of a section, which contradict one another,
+    it is the one with which the message begins."""
+    place: tuple[int | str, ...] = item["loc"]
+    first, keys = _first_word(item["msg"].removeprefix(_OURS)), all_keys(model)
+    named = first in keys or first.rpartition(".")[0] in keys  # a field of a value, too
+    return tuple(first.split(".")) if named else place
+
+
+def _first_word(message: str) -> str:
+    return message.partition(" ")[0].rstrip(":")
 
 
 def _explain(model: type[BaseModel], key: str, item: Any) -> str:
@@ -242,11 +256,14 @@ def _explain(model: type[BaseModel], key: str, item: Any) -> str:
         )
     if item["type"] == "missing":
         return f"key '{key}' is missing"
-    message = _WORDS.get(item["type"], item["msg"]).removeprefix("Value error, ")
+    message = _WORDS.get(item["type"], item["msg"]).removeprefix(_OURS)
     message = message.replace("Input should be", "must be")
-    return f"key '{key}': {message} (got {item['input']!r})" if key else message
+    if not key or _first_word(message) == key:
+        return message
+    return f"key '{key}': {message} (got {item['input']!r})"
 
 
+_OURS = "Value error, "  # with which pydantic begins the messages of our own checks
 # pydantic's own messages name its classes and regular expressions.
 _WORDS = {
     "string_pattern_mismatch": (

@@ -206,7 +206,8 @@ def test_unknown_key_names_file_key_and_nearest(tmp_path):
         ("foo=1", r"unknown key 'foo'; nearest valid keys: ('[\w.]+'(, |$)){3}"),
         ("optimizer.foo=1", r"nearest valid keys: ('optimizer\.\w+'(, |$)){3}"),
         ("train.micro_batch_size=3", r"global_batch_tokens 8192 must be a multiple"),
-        ("model.hidden_size=100", r"model.hidden_size 100 must be an even multiple"),
+        ("model.hidden_size=100", r"=100: model.hidden_size 100 must .* \(RoPE rotates pairs\)$"),
+        ("model.huggingface={head_dim: 7}", r"\}: model.huggingface.head_dim 7 .* pairs\)$"),
         ("ffn.activation=gelu", r"'relu' or 'relu2' or 'silu'"),
         ("ffn.kernels=fast", r"'auto', 'dense' or 'sparse'"),
         ("train.steps", r"section.key=value"),
@@ -231,6 +232,22 @@ def test_a_removed_key_is_read_only_where_it_changed_nothing(key, unchanging, tm
         load_recipe("debug", [f"{key}={unchanging}"])
     path.write_text(f"base: debug\n{section}:\n  {leaf}: 0.5\n", encoding="utf-8")
     with pytest.raises(ValueError, match=rf"saved.yaml, line 3: key '{key}' was removed, .*delete"):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("model:\n  hidden_size: 100", 3, "model.hidden_size 100 must be an even multiple"),
+        ("seed: 1\nmodel:\n  family: arcee", 4, "model.family: arcee needs ffn.gated: false"),
+        ("train:\n  steps: 1\n  global_batch_tokens: 3", 4, "train.global_batch_tokens 3 must be"),
+        ("sparsity: {target_nnz: 9999}", 2, "sparsity.target_nnz 9999 must be below"),
+    ],
+)
+def test_keys_that_contradict_one_another_are_named_with_their_line(tmp_path, text, line, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"base: debug\n{text}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"mine.yaml, line {line}: {message}"):
         load_recipe(str(path))
 
 

@@ -1,16 +1,19 @@
-"""Reads runs for the report: recipe, records, activity of the neurons, evaluations."""
+"""Reads runs for the report: recipe, records, activity of the neurons, evaluations.
+
+Only a run with a checkpoint needs torch.
+"""
+
+from __future__ import annotations
 
 import itertools
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, field_validator
 
 from sparsellm.analyze.cli import ANALYSIS_FOLDER, STATISTICS_FILE
-from sparsellm.ffn.dispatch import Costs
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
@@ -22,8 +25,15 @@ from sparsellm.runs.records import (
     read_metrics,
 )
 from sparsellm.strict import read_model
+from sparsellm.words import counted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sparsellm.ffn.dispatch import Costs
 
 SAMPLE_FILE = "sample.json"
+_UNREADABLE, _MOST_UNREADABLE = "\N{REPLACEMENT CHARACTER}", 0.05  # and its largest share of a text
 Records = list[dict[str, Any]]
 
 
@@ -32,6 +42,22 @@ class Sample(BaseModel):
 
     step: NonNegativeInt
     text: str
+
+    @field_validator("text")
+    @classmethod
+    def _shows_control_characters(cls, text: str) -> str:
+        shown = (char if char.isprintable() or char in "\n\t" else _UNREADABLE for char in text)
+        return "".join(shown)
+
+    def __str__(self) -> str:
+        """The text, or that it is none: at first a model may write bytes of any value."""
+        unreadable = self.text.count(_UNREADABLE)
+        if unreadable <= _MOST_UNREADABLE * len(self.text):
+            return self.text
+        return (
+            f"(no readable text yet: {unreadable} of its first "
+            f"{counted(len(self.text), 'character')} are control characters or invalid UTF-8)"
+        )
 
 
 @dataclass(frozen=True)
@@ -224,6 +250,8 @@ def _of_newest_checkpoint(path: Path) -> tuple[Activity | None, Costs | None]:
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None:
         return None, None
+    from sparsellm.ffn.dispatch import Costs
+
     state = checkpoint.read_trainer(newest)
     measured = (state.get("kernels") or {}).get("costs")
     costs = Costs(**measured) if measured else None

@@ -128,7 +128,7 @@ def _sample(sample: Sample | None) -> str:
     if sample is None:
         return ""
     head = f"What the model writes by itself after step {sample.step:,}:"
-    return f"<p>{head}</p><pre class='text'>{escape(sample.text)}</pre>"
+    return f"<p>{head}</p><pre class='text'>{escape(str(sample))}</pre>"
 
 
 def json_for_script(content: Any) -> str:

@@ -20,7 +20,7 @@ from sparsellm.estimate import active_parameters
 from sparsellm.recipe import load_recipe
 from sparsellm.report import drawing
 from sparsellm.report.collect import Activity, Sample, read_runs
-from sparsellm.report.page import json_for_script, render_page, write_report
+from sparsellm.report.page import _sample, json_for_script, render_page, write_report
 from sparsellm.report.series import chart_specs, run_series, thin
 from sparsellm.report.tables import difference_table, evaluation_table, summary_table
 from sparsellm.runs import saver
@@ -352,7 +352,7 @@ def test_a_training_ends_with_text_that_the_report_shows(tiny, tiny_overrides, c
     printed = cli_here(*train).stdout
     path = tiny().run_path
     [run] = read_runs([path])
-    assert f"what the model writes by itself:\n{run.sample.text}\n" in printed
+    assert f"what the model writes by itself:\n{run.sample}\n" in printed
     assert run.sample.step == 4
     page = render_page([replace(run, sample=Sample(step=4, text="<b>def</b>"))])
     assert "after step 4:</p><pre class='text'>&lt;b&gt;def&lt;/b&gt;</pre>" in page
@@ -363,6 +363,18 @@ def test_a_training_ends_with_text_that_the_report_shows(tiny, tiny_overrides, c
     longer = cli_here(*train, "--set", "train.steps=6").stdout
     assert "what the model writes" in longer
     assert read_runs([path])[0].sample.step == 6
+
+
+def test_bytes_that_are_no_text_are_not_shown_as_text():
+    assert str(Sample(step=1, text="def f():\n\treturn 'λ'")) == "def f():\n\treturn 'λ'"
+    sample = Sample(step=1, text="a" * 19 + "\x1b")  # it would change a terminal's colours
+    assert str(sample) == sample.text == "a" * 19 + "\ufffd"
+    random = Sample(step=1, text=bytes(range(64)).decode("utf-8", "replace") + "\ufffd" * 64)
+    assert str(random) == (
+        "(no readable text yet: 94 of its first 128 characters are control characters or "
+        "invalid UTF-8)"
+    )
+    assert f"<pre class='text'>{random}</pre>" in _sample(random)
 
 
 def test_text_of_a_run_cannot_become_markup(tiny):

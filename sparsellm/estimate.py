@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsellm.recipe import Recipe
+from sparsellm.words import counted
 
 # Dense bf16 tensor-core peaks by the vendor's datasheets, FLOP/s; matched by substring in order.
 PEAK_BF16_FLOPS = {
@@ -213,13 +214,12 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
     tokens = recipe.train.global_batch_tokens
     flops = train_flops_per_token(recipe)
     rounds, sequence = recipe.accumulation_steps(num_gpus), recipe.model.context_length
+    parts = [counted(num_gpus, "GPU")]
     if recipe.train.micro_batch_size == "auto":
-        step = f"{num_gpus} GPUs × {rounds} sequences × {sequence} tokens, as many at once as fit"
+        parts += [counted(rounds, "sequence"), f"{sequence} tokens, as many at once as fit"]
     else:
-        sequences = recipe.micro_batch_sequences
-        step = (
-            f"{num_gpus} GPUs × {rounds} micro-batches × {sequences} sequences × {sequence} tokens"
-        )
+        parts += [counted(rounds, "micro-batch", "micro-batches")]
+        parts += [counted(recipe.micro_batch_sequences, "sequence"), f"{sequence} tokens"]
     active, target = [], recipe.sparsity.target_nnz
     if target is not None:
         used = f"{active_parameters(recipe, target):,}"
@@ -229,7 +229,7 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
         *active,
         ("vocabulary", f"{recipe.padded_vocab_size:,} rows, padded"),
         ("tokens per step", f"{tokens:,}"),
-        ("a step is", step),
+        ("a step is", " × ".join(parts)),
         ("steps", f"{recipe.train.steps:,}"),
         ("tokens in all", f"{recipe.train.steps * tokens:,}"),
         (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparsellm import __version__
 from sparsellm.arguments import add_model, check_out, positive_int
 from sparsellm.waiting import waiting
+from sparsellm.words import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as HFModel
@@ -124,7 +125,8 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     if options.kernels != "dense":
         accelerate_whole(model, options.kernels)
     if accelerator is None or accelerator.is_main_process:
-        print(f"preparing the rows of {len(evaluator.tasks)} tasks", file=sys.stderr, flush=True)
+        tasks = counted(len(evaluator.tasks), "task")
+        print(f"preparing the rows of {tasks}", file=sys.stderr, flush=True)
     scores = evaluator.run(model, tokenizer, context_length)
     if scores is None:
         return

@@ -17,6 +17,7 @@ from sparsellm.paths import usable_cores
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import DataConfig
 from sparsellm.runs.metrics import short
+from sparsellm.words import counted
 
 GIB = 2**30
 # FLOP/s; no CPU core computes more, so that a run takes at least the time that is stated.
@@ -77,7 +78,8 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
     rows = [
         (
             "model",
-            f"{short(parameters.total, ' ')} parameters{active}: {m.num_hidden_layers} layers, "
+            f"{short(parameters.total, ' ')} parameters{active}: "
+            f"{counted(m.num_hidden_layers, 'layer')}, "
             f"{m.hidden_size}/{m.intermediate_size}, {gate} "
             f"{recipe.activation.title}, context {m.context_length}",
         ),
@@ -126,6 +128,11 @@ def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
             found.append(
                 f"no GPU, and {machine.cores} CPU cores take at least {time} for "
                 f"{flops * recipe.train.steps:.1e} FLOPs; a recipe for CPUs: sparsellm train debug"
+            )
+        if recipe.runtime.precision == "fp8":
+            found.append(
+                "no GPU: runtime.precision: fp8 is emulated, which gives the numbers that a GPU "
+                "would and takes longer than bf16"
             )
     if short := short_of_memory(recipe, machine, ranks):
         found.append(short)
@@ -196,7 +203,7 @@ def _text(data: DataConfig) -> str:
 
 def _device(machine: Machine, ranks: Launch) -> str:
     if not machine.gpus:
-        return f"CPU, {machine.cores} cores, {machine.memory_bytes / GIB:.0f} GiB"
+        return f"CPU, {counted(machine.cores, 'core')}, {machine.memory_bytes / GIB:.0f} GiB"
     used = min(ranks.on_this_node, len(machine.gpus))
     memory = "" if machine.gpu_bytes is None else f", {machine.gpu_bytes / GIB:.0f} GiB each"
     nodes = ranks.world_size // max(ranks.on_this_node, 1)
@@ -210,9 +217,12 @@ def _ranks(recipe: Recipe, ranks: Launch) -> str:
     except ValueError:
         return f"{ranks.world_size}"
     size = recipe.train.micro_batch_size
-    each = "sequences" if size == "auto" else f"micro-batches of {size} sequences"
-    most = ", as many at once as fit" if size == "auto" else ""
-    return f"{ranks.world_size}; a step is {rounds:,} {each} on each{most}"
+    if size == "auto":
+        work = f"{counted(rounds, 'sequence')} on each, as many at once as fit"
+    else:
+        batches = counted(rounds, "micro-batch", "micro-batches")
+        work = f"{batches} of {counted(size, 'sequence')} on each"
+    return f"{ranks.world_size}; a step is {work}"
 
 
 def _kernels(recipe: Recipe, machine: Machine) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsellm.arguments import add_overrides, positive_int
 from sparsellm.waiting import waiting
+from sparsellm.words import counted
 
 
 def add_sweep_parser(commands: Any) -> None:
@@ -71,8 +72,9 @@ def _sweep(options: argparse.Namespace) -> None:
             page = write_sweep_report(plan.folder)[0]
         print(_table(plan.folder / SUMMARY_FILE), f"report: {page}", sep="\n")
     if unfinished:
+        verb = "is" if len(unfinished) == 1 else "are"
         raise ValueError(
-            f"{len(unfinished)} of {len(chosen)} runs are not finished: "
+            f"{len(unfinished)} of {counted(len(chosen), 'run')} {verb} not finished: "
             f"{', '.join(unfinished)}; the same command continues them"
         )
 

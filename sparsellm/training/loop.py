@@ -37,6 +37,7 @@ from sparsellm.training.schedule import is_due, measurements_due, next_may_launc
 from sparsellm.training.step import StepTotals, train_step
 from sparsellm.training.teacher import load_teacher
 from sparsellm.waiting import rewrite, waiting
+from sparsellm.words import counted
 
 
 def train(
@@ -173,7 +174,7 @@ def _logged_loop(
         say(f"stopped after step {run.step} ({why}); {then}")
         return
     skipped = f" ({run.skips.total} of them skipped)" if run.skips.total else ""
-    say(f"done: {run.step} steps{skipped}, {run.tokens:,} tokens")
+    say(f"done: {counted(run.step, 'step')}{skipped}, {run.tokens:,} tokens")
     if run.target and (verdict := run.target.verdict()):
         say(f"warning: {verdict}")
     files = "recipe.yaml, metrics.jsonl, checkpoints/" if saves else "recipe.yaml, metrics.jsonl"

@@ -12,6 +12,7 @@ from sparsellm.processes.distributed import any_rank
 from sparsellm.training import micro_batch, step
 from sparsellm.training.kernel_policy import each_path
 from sparsellm.training.run import Run, resize
+from sparsellm.words import counted
 
 
 def warm_up(run: Run) -> None:
@@ -125,8 +126,9 @@ def fits(run: Run) -> bool:
 def say_size(run: Run, how: str) -> None:
     """Prints the present size; ``how`` is the verb."""
     run.accelerator.print(
-        f"train.micro_batch_size: auto: step {run.step + 1} {how} {run.micro_batch.size} sequences "
-        f"× {run.rounds} micro-batches"
+        f"train.micro_batch_size: auto: step {run.step + 1} {how} "
+        f"{counted(run.micro_batch.size, 'sequence')} × "
+        f"{counted(run.rounds, 'micro-batch', 'micro-batches')}"
     )
 
 

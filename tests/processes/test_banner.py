@@ -85,6 +85,24 @@ def test_what_a_machine_cannot_train_is_said():
     assert "train.micro_batch_size" in line
 
 
+def test_fp8_without_a_gpu_is_said_to_be_emulated():
+    recipe = load_recipe("debug", ["runtime.precision=fp8"])
+    [line] = warnings(recipe, CPU, ALONE)
+    assert line.startswith("no GPU: runtime.precision: fp8 is emulated, which gives the numbers")
+    assert warnings(recipe, replace(NODE, gpus=("H100",)), ALONE) == []
+
+
+def test_one_of_a_thing_is_not_named_in_the_plural():
+    one = ["model.num_hidden_layers=1", "train.micro_batch_size=1", "train.global_batch_tokens=256"]
+    lines = banner(load_recipe("debug", one), "", "new", replace(CPU, cores=1), ALONE)
+    assert ": 1 layer, 128/352" in lines
+    assert "CPU, 1 core, 24 GiB" in lines
+    assert "1; a step is 1 micro-batch of 1 sequence on each\n" in lines
+    growing = load_recipe("debug", [*one, "train.micro_batch_size=auto"])
+    lines = banner(growing, "", "new", CPU, ALONE)
+    assert "1; a step is 1 sequence on each, as many at once as fit\n" in lines
+
+
 def test_memory_is_that_of_the_launch_and_so_is_the_remedy(monkeypatch):
     h100 = replace(NODE, gpus=("H100",) * 8, gpu_bytes=66 * GIB)
     recipe = load_recipe("8b")

@@ -135,7 +135,7 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     late = cli_here(*command, "--seconds", "-1", "--only", "dense-*")
     assert late.returncode == 1
     assert late.stdout.count("not started: the time limit has passed") == 1
-    assert "1 of 1 runs are not finished: dense-relu-seed0;" in late.stderr
+    assert "1 of 1 run is not finished: dense-relu-seed0;" in late.stderr
     done = cli_here(*command)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny"

@@ -361,7 +361,7 @@ def test_ctrl_c_prints_no_traceback(cli_here, monkeypatch):
 def test_recipe_show_takes_as_many_gpus_as_the_batch_divides_over(cli_here):
     shown = cli_here("recipe", "show", "--recipe", "debug")
     assert shown.returncode == 0, shown.stderr
-    assert "2 GPUs × 1 micro-batches × 16 sequences × 256 tokens" in shown.stdout
+    assert "2 GPUs × 1 micro-batch × 16 sequences × 256 tokens" in shown.stdout
     assert re.search(r"^# tokens in all +983,040$", shown.stdout, re.MULTILINE)
 
 

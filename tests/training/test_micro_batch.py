@@ -112,7 +112,7 @@ def _assert_same_losses(records, others):
 
 def test_it_grows_and_neither_losses_nor_a_resume_notice(memory, train):
     said, grown = train("grown", "train.micro_batch_size=auto")
-    assert "step 1 begins with 1 sequences × 8 micro-batches" in said
+    assert "step 1 begins with 1 sequence × 8 micro-batches" in said
     first, second = CALM_STEPS + 2, 2 * CALM_STEPS + 2
     assert _sizes(grown) == [(1, 1), (first, 2), (second, 4)]
     _, fixed = train("fixed", "train.micro_batch_size=1")
@@ -165,7 +165,7 @@ def test_a_step_that_runs_out_of_memory_is_done_again(memory, train, monkeypatch
 
     _limit(monkeypatch, too_large)
     said, again = train("again", "train.micro_batch_size=auto")
-    assert "ran out of memory, and is done again with 1 sequences × 8 micro-batches" in said
+    assert "ran out of memory, and is done again with 1 sequence × 8 micro-batches" in said
     assert [size for _, size in _sizes(again)] == [1, 2, 1]
     monkeypatch.undo()
     _assert_same_losses(again, train("fixed", "train.micro_batch_size=1")[1])

@@ -3,11 +3,13 @@
 import argparse
 import importlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparsellm.arguments import add_model, add_overrides, positive_int
+from sparsellm.arguments import add_model, add_overrides, check_out, positive_int
 from sparsellm.ffn.capacity import SHRUNK_STEPS
+from sparsellm.paths import may_have_gpu
 from sparsellm.waiting import waiting
 
 
@@ -24,6 +26,7 @@ class Benchmark(NamedTuple):
     details: str  # sentences
     options: Callable[[argparse.ArgumentParser], None]
     module: str  # in sparsellm/bench/
+    needs_gpu: bool = True
 
 
 def ffn_options(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +152,7 @@ BENCHMARKS = (
         "validation and wandb are off unless --set turns them on.",
         _train_options,
         "train_runs",
+        needs_gpu=False,
     ),
     Benchmark(
         "loader",
@@ -157,6 +161,7 @@ BENCHMARKS = (
         "loader and of a resumed one.",
         _loader_options,
         "loader_rate",
+        needs_gpu=False,
     ),
 )
 
@@ -174,19 +179,23 @@ def add_bench_parser(commands: Any) -> None:
         benchmark.options(parser)
         text = "append the figures to FILE (JSON lines)"
         parser.add_argument("--record", type=Path, metavar="FILE", help=text)
-        parser.set_defaults(run=_run, benchmark=benchmark.name, module=benchmark.module)
+        parser.set_defaults(run=partial(_run, benchmark), benchmark=benchmark.name)
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(benchmark: Benchmark, options: argparse.Namespace) -> None:
     """Prints what a benchmark measures, and records it in ``--record``'s file.
 
     Raises:
-        ValueError: no case was measured.
+        ValueError: there is no GPU for it, or no case was measured.
     """
+    if benchmark.needs_gpu and not may_have_gpu():
+        raise ValueError(f"bench {benchmark.name} measures GPU kernels and needs a CUDA device")
+    if options.record:
+        check_out(options.record, option="--record")
     with waiting("loading PyTorch"):
         from sparsellm.bench import record
 
-        module = importlib.import_module(f"sparsellm.bench.{options.module}")
+        module = importlib.import_module(f"sparsellm.bench.{benchmark.module}")
     found = None
     for found in module.measure(options):
         print(record.row(found), flush=True)

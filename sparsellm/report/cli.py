@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparsellm.arguments import model_path
+from sparsellm.arguments import check_out, model_path
 from sparsellm.waiting import waiting
 
 
@@ -25,8 +25,16 @@ def add_report_parser(commands: Any) -> None:
     parser.set_defaults(run=_report)
 
 
-@waiting("writing the report")
 def _report(options: argparse.Namespace) -> None:
+    if bool(options.run_paths) == bool(options.sweep):
+        raise ValueError("give run folders, or one sweep: --sweep runs/quality")
+    if options.out is not None:
+        check_out(options.out)
+    with waiting("writing the report"):
+        _write(options)
+
+
+def _write(options: argparse.Namespace) -> None:
     from sparsellm.report.collect import without_records
     from sparsellm.report.page import write_report
     from sparsellm.report.sweep_report import write_sweep_report
@@ -37,8 +45,6 @@ def _report(options: argparse.Namespace) -> None:
         for path, why in empty.items():
             print(f"skipped {path}: {why}", file=sys.stderr)
         paths = [path for path in paths if path not in empty]
-    if bool(paths) == bool(options.sweep):
-        raise ValueError("give run folders, or one sweep: --sweep runs/quality")
     if options.sweep:
         print(*write_sweep_report(options.sweep, options.out), sep="\n")
     else:

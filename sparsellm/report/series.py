@@ -5,8 +5,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from sparsellm.report.collect import Activity, Records, RunData
 from sparsellm.runs.metrics import LAYER_METRICS, METRICS, LayerMetric
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
@@ -158,7 +156,7 @@ def _popularity(activity: Activity) -> Line:
     sorted_LN = activity.fired_LN.double().sort(dim=1, descending=True).values
     cumulative_LN = sorted_LN.cumsum(1)
     share_LN = cumulative_LN / cumulative_LN[:, -1:].clamp(min=1)
-    at_LK = share_LN[:, torch.tensor(ks) - 1]
+    at_LK = share_LN[:, [k - 1 for k in ks]]
     return {
         "x": _rounded([k / num_neurons for k in ks]),
         "layers": [_rounded(row) for row in at_LK.tolist()],

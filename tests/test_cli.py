@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, process_env, set_arguments
 from warm import Program
 
+from sparsellm import __version__
 from sparsellm.cli import main, recipe_cli
 from sparsellm.processes.banner import Machine
 from sparsellm.recipe import load_recipe
@@ -43,7 +44,7 @@ def refused(capsys):
         ("train debug --micro-batch-size 3", "did you mean --set train.micro_batch_size=3?"),
         ("train debug --hiden-size 64", "did you mean --set model.hidden_size=64?"),
         ("train debug --frech", "did you mean --fresh?"),
-        ("eval runs/debug --batchsize 3", "did you mean --batch-size?"),
+        ("eval . --batchsize 3", "did you mean --batch-size?"),
         ("train debug --every-steps 5", "--set validation.every_steps=5"),
         ("train debug --qqq", "there is no option --qqq; see sparsellm train --help"),
         ("train debug 0.5b", "unexpected argument '0.5b'"),
@@ -285,3 +286,19 @@ def test_a_broken_pipe_of_another_kind_is_an_error(cli_here, monkeypatch):
     found = cli_here("recipe", "list")
     assert found.returncode == 1
     assert 'error: [Errno 32] Broken pipe: "a worker\'s"' in found.stderr
+
+
+def test_recipes_are_listed_by_size_with_their_number_of_parameters(cli_here):
+    lines = cli_here("recipe", "list").stdout.splitlines()
+    found = {name: size for name, size, *_ in map(str.split, lines)}
+    plain = [name for name in found if "/" not in name]
+    assert plain == ["debug", "small", "pilot", "0.5b", "relufy", "1b", "1.5b", "2b", "8b"]
+    assert list(found)[: len(plain)] == plain
+    assert (found["debug"], found["small"], found["2b"]) == ("845k", "116M", "2.06B")
+
+
+def test_the_version_is_an_option_and_a_command(cli_here, capsys):
+    assert cli_here("version").stdout == f"sparsellm {__version__}\n"
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"sparsellm {__version__}\n"

@@ -156,6 +156,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_generate_parser(commands)
     add_report_parser(commands)
     add_sweep_parser(commands)
+    version = commands.add_parser("version", help="print the version of sparsellm")
+    version.set_defaults(run=lambda options: print(f"sparsellm {__version__}"))
     completion = commands.add_parser(
         "completion",
         help="print a script that lets a shell complete commands, options, recipes and keys",
@@ -230,22 +232,18 @@ def _write_sample(run_path: Path, steps: int) -> None:
     try:
         with waiting("reading the checkpoint for a sample of text"):
             from sparsellm.device import default_dtype, pick_device
-            from sparsellm.generate import generate, show
+            from sparsellm.generate import generate
             from sparsellm.runs.pretrained import load_pretrained
 
             device = pick_device(None)
             pretrained = load_pretrained(newest, device, default_dtype(device))
         pieces: list[str] = []
-
-        def write(piece: str) -> None:
-            pieces.append(piece)
-            show(piece)
-
-        print("what the model writes by itself:")
-        report = generate(pretrained, "", write)
-        print(f"\n{report.line(pretrained.recipe.model.intermediate_size)}", flush=True)
-        found = Sample(step=steps, text="".join(pieces))
-        write_atomically(file, found.model_dump_json() + "\n")
+        with waiting("writing a sample of text"):
+            report = generate(pretrained, "", pieces.append)
+        sample = Sample(step=steps, text="".join(pieces))
+        print(f"what the model writes by itself:\n{sample}")
+        print(report.line(pretrained.recipe.model.intermediate_size), flush=True)
+        write_atomically(file, sample.model_dump_json() + "\n")
     except (ValueError, OSError, RuntimeError) as error:  # such as a GPU without memory for it
         print(f"no sample of text: {error}", file=sys.stderr, flush=True)
 

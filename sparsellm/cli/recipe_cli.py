@@ -39,7 +39,8 @@ def add_recipe_parser(commands: Any) -> None:
     bundled = actions.add_parser(
         "list",
         help="list the bundled recipes",
-        description="Lists the bundled recipes, each with a sentence on what it trains.",
+        description="Lists the bundled recipes, by size, each with its number of parameters and a "
+        "sentence on what it trains.",
     )
     bundled.set_defaults(run=_list)
     show = actions.add_parser(
@@ -102,10 +103,15 @@ def _complete_key(prefix: str, **_: object) -> list[str]:
 
 
 def _list(options: argparse.Namespace) -> None:
+    from sparsellm.estimate import count_parameters
     from sparsellm.recipe import bundled_recipes, load_recipe
+    from sparsellm.runs.metrics import short
 
-    for name in bundled_recipes():
-        print(f"{name:24} {load_recipe(name).description}")
+    recipes = {name: load_recipe(name) for name in bundled_recipes()}
+    sizes = {name: count_parameters(recipe).total for name, recipe in recipes.items()}
+    for name in sorted(recipes, key=lambda name: ("/" in name, sizes[name], name)):
+        size = short(sizes[name]).replace("G", "B")
+        print(f"{name:24} {size:>6}  {recipes[name].description}")
 
 
 def _show(options: argparse.Namespace) -> None:

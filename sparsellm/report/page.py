@@ -15,7 +15,7 @@ from sparsellm.report.collect import RunData, Sample, read_runs
 from sparsellm.report.series import chart_specs, run_series
 from sparsellm.report.sweep_runs import SweepData
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.metrics import mean
+from sparsellm.runs.metrics import against_target, mean
 
 REPORT_FILE = "report.html"
 # What a verdict calls odd.
@@ -107,7 +107,7 @@ def _odd(run: RunData) -> Iterator[str]:
     if end.get("skipped_steps"):
         yield f"{end['skipped_steps']} steps were skipped, as not finite or as spikes"
     if abs(off := end.get("target_error") or 0.0) > OFF_TARGET:
-        yield f"the non-zeros are {off:+.0%} off their target"
+        yield f"the non-zeros are {against_target(off)}"
     dead = end["sparsity"]["dead_fraction"]
     if dead and mean(dead) > MANY_DEAD:
         yield f"{mean(dead):.0%} of the neurons are silent"

@@ -88,6 +88,13 @@ class LayerMetric:
             return []
 
 
+def against_target(error: float) -> str:
+    """Non-zeros against their target in words; ``error`` is relative, 0 on the target."""
+    if error >= 1:  # percentages in thousands say little, as in the first steps
+        return f"{1 + error:.3g}× target"
+    return f"{abs(error):.1%} {'below' if error < 0 else 'above'} target"
+
+
 def mean(values: list[float]) -> float:
     """The arithmetic mean; NaN of an empty list, as in a line older than the statistic."""
     return sum(values) / len(values) if values else math.nan
@@ -123,8 +130,6 @@ METRICS = (
            "l1 {:.3g}", scale="log"),
     Metric("l1_coefficient", "L1 coefficient λ", "λ on the sum over hidden units", "training",
            from_zero=True),
-    Metric("target_error", "Active neurons against the target",
-           "over sparsity.target_nnz, less one", "sparsity", "off target {:+.1%}"),
     Metric("learning_rate", "Learning rate", "learning rate", "training", from_zero=True),
     Metric("grad_norm", "Gradient norm", "global norm before clipping", "training", scale="log"),
     Metric("skipped_steps", "Steps skipped so far", "steps", "training",
@@ -134,6 +139,8 @@ METRICS = (
     Metric("nnz_fraction", "Active neurons, share of the width", "fraction", "", "({:.2%})",
            lambda line, r: mean(line["sparsity"]["nnz_mean"]) / r.model.intermediate_size,
            "sparsity"),
+    Metric("target_error", "Active neurons against the target",
+           "over sparsity.target_nnz, less one", "sparsity", against_target),
     Metric("dead_fraction", "Dead neurons, mean over layers", "fraction", "sparsity", "dead {:.1%}",
            _mean_of("sparsity", "dead_fraction"), "sparsity", from_zero=True),
     Metric("tokens_per_second", "Throughput, all ranks", "tokens per second", "speed",

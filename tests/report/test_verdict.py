@@ -41,7 +41,7 @@ def test_it_says_what_is_odd():
     assert [text for text in verdict(odd) if text.startswith("Odd: ")] == [
         "Odd: the held-out loss has risen from 2.0000.",
         "Odd: 3 steps were skipped, as not finite or as spikes.",
-        "Odd: the non-zeros are -25% off their target.",
+        "Odd: the non-zeros are 25.0% below target.",
         "Odd: 75% of the neurons are silent.",
         "Odd: 2 patterns of the last step overflowed, and were computed again.",
         "Odd: a process was killed.",

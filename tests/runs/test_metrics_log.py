@@ -441,6 +441,22 @@ def test_offline_wandb_run_holds_the_same_numbers_and_continues_after_resume(tin
     assert [h["validation/loss"] for h in history if "validation/loss" in h] == [2.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (45.967, "47× target"),  # 2,818 non-zeros for 60, at the first step
+        (1.0, "2× target"),
+        (0.999, "99.9% above target"),
+        (0.0, "0.0% above target"),
+        (-0.25, "25.0% below target"),
+    ],
+)
+def test_how_far_a_run_is_from_its_target_can_be_read_at_any_distance(tiny, error, text):
+    record = _record(tiny(), 1)
+    shown = progress_line(replace(record, values=record.values | {"target_error": error}), tiny())
+    assert f" | nnz 10.5 (16.41%) | {text} | " in shown
+
+
 def test_progress_line_is_one_readable_line(tiny):
     recipe = tiny("train.steps=1000")
     record = _record(recipe, 10)

@@ -51,18 +51,23 @@ def dequantised(rows: QuantisedRows) -> Tensor:
 
 
 def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Tensor:
-    """``x Wᵀ``, (M, N): by the FP8 tensor cores of a GPU, elsewhere in fp32."""
+    """``x Wᵀ``, (M, N): by the FP8 tensor cores of a GPU, elsewhere in fp32.
+
+    On a GPU fp16 results are rounded to bf16 first: PyTorch's kernel for scales per row writes bf16
+    numbers whatever it is asked for (torch 2.11 on Ada and Blackwell, and on Hopper with CUDA
+    before 12.9), so that 1.0 would read as 1.875. e4m3 numbers have less precision than bf16.
+    """
     if not x.values_MK.is_cuda:
         return (dequantised(x) @ dequantised(w).t()).to(dtype)
     product: Tensor = torch._scaled_mm(
         x.values_MK,
         w.values_MK.t(),
-        scale_a=x.scale_M[:, None],
-        scale_b=w.scale_M[None, :],
-        out_dtype=dtype,
+        scale_a=x.scale_M.unsqueeze(1),
+        scale_b=w.scale_M.unsqueeze(0),
+        out_dtype=torch.bfloat16 if dtype == torch.float16 else dtype,
         use_fast_accum=True,
     )
-    return product
+    return product.to(dtype)
 
 
 def linear(

@@ -7,11 +7,13 @@ import copy
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsellm
 from sparsellm.ffn.fp8 import quantise_into, quantised_rows
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised
+from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised, scaled_product
 from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights
@@ -21,6 +23,33 @@ M, K, N = 70, 32, 528
 
 def matrix(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+class _Products(TorchDispatchMode):
+    """Records the types of what FP8 products return."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        returned = function(*arguments, **(options or {}))
+        if function is torch.ops.aten._scaled_mm.default:
+            self.types.append(returned.dtype)
+        return returned
+
+
+@pytest.mark.parametrize("element", [torch.bfloat16, torch.float16])
+def test_a_product_for_fp16_is_asked_for_in_bf16(element):
+    """PyTorch's kernel writes bf16 numbers, some versions into a result that is said to be fp16."""
+    with FakeTensorMode(), torch.device("cuda"):
+        x, w = (
+            QuantisedRows(torch.empty(rows, 64, dtype=E4M3), torch.empty(rows)) for rows in (32, 48)
+        )
+        with _Products() as products:
+            product = scaled_product(x, w, element)
+    assert products.types == [torch.bfloat16]
+    assert (product.dtype, product.shape) == (element, (32, 48))
 
 
 @given(

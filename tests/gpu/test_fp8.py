@@ -191,14 +191,15 @@ def test_a_linear_layer_equals_float64_of_its_e4m3_numbers(compiled, gradient):
     assert relative(layer.weight.grad, dy.double().t() @ x.detach().double()) < 5e-3
 
 
+@pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
-def test_a_layer_of_attention_equals_float64_of_its_e4m3_numbers(bias):
+def test_a_layer_of_attention_equals_float64_of_its_e4m3_numbers(bias, element):
     need_kernels()
     torch.manual_seed(0)
     with torch.device("cuda"):
-        layer = torch.nn.Linear(256, 528, bias=bias).bfloat16().eval()
-        x = torch.randn(3, 100, 256).bfloat16()
+        layer = torch.nn.Linear(256, 528, bias=bias).to(element).eval()
+        x = torch.randn(3, 100, 256).to(element)
     own = layer(x)
     use_fp8(layer)
     for compute in (layer, torch.compile(layer, fullgraph=True)):

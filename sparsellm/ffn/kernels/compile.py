@@ -1,7 +1,7 @@
-"""Compiles ``cuda/*/*.cu`` for the GPU at hand through CuPy, once per node.
+"""Compiles ``cuda/*/*.cu`` for the GPU at hand with NVRTC, once per node, and loads it with CuPy.
 
-CuPy caches the machine code on disk (`compile_cache`) under a key of source and options. The key
-does not cover included headers, so a digest of them is passed as an option.
+Machine code is kept on disk (`compile_cache`) under a key of source, options and compiler. A digest
+of the included headers is among the options.
 
 A source has one or more kernels. It, or a header, exports the numbers that Python needs as
 ``exported_<name>``, so that each is stated once: ``shared_bytes``, the dynamic shared memory of a
@@ -20,7 +20,8 @@ import torch
 from torch._dynamo.utils import calculate_time_spent
 
 from sparsellm.architecture import RECTIFIED
-from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
+from sparsellm.ffn.kernels import nvrtc
+from sparsellm.ffn.kernels.compile_cache import cache_folder, cached, file_name
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of, target_of
 from sparsellm.ffn.kernels.launch import Kernel, Layout, kernels_of
 from sparsellm.paths import bundled, how_to_install_cuda
@@ -67,6 +68,7 @@ def compile_options(  # noqa: PLR0917
     return (
         f"-arch={target}",
         "-std=c++17",
+        "-ftz=true",  # subnormal numbers count as zero
         *(f"-I{path}" for path in (bundled("cuda"), bundled("cuda") / folder)),
         f"-DSPARSELLM_SHARED_KIB={shared_kib}",
         *(f"-D{macro}" for macro in defined),
@@ -106,26 +108,45 @@ def compile_seconds() -> float:
     return graphs + sum(_SECONDS)
 
 
+def machine_code(compiler: nvrtc.NVRTC, source: Path, options: tuple[str, ...]) -> Path:
+    """The file of a source's machine code, from the cache or compiled now.
+
+    Args:
+        compiler: such as `nvrtc.installed`.
+        source: one of `sources`.
+        options: see `compile_options`.
+
+    Raises:
+        RuntimeError: it does not compile.
+    """
+    text = source.read_text(encoding="utf-8")
+    return cached(
+        file_name(source.stem, text, options, compiler.build),
+        lambda: compiler.compile(text, source.name, options),
+    )
+
+
 @functools.cache
 def _module(  # noqa: PLR0917
     path: Path, folder: str, device_index: int, element: torch.dtype, activation: str, fp8: bool
 ) -> Any:
-    prepare_cache()
+    cache_folder()  # before CuPy looks for it
     try:
         import cupy
+
+        compiler = nvrtc.installed()
     except ImportError as error:
         remedy = how_to_install_cuda(torch.version.cuda)
-        raise RuntimeError(f"the CUDA kernels need CuPy: {remedy}; or run without them") from error
+        raise RuntimeError(
+            f"the CUDA kernels need CuPy and NVRTC: {remedy}; or run without them"
+        ) from error
     with cupy.cuda.Device(device_index) as device:
         major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])
         shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
-        source = path.read_text(encoding="utf-8")
-        target = target_of((major, minor))
+        target = target_of((major, minor), compiler.capabilities)
         options = compile_options(path, folder, target, shared_kib, element, activation, fp8=fp8)
         began = time.perf_counter()
-        with compiled_once(path.stem, source, options):
-            module = cupy.RawModule(code=source, options=options)
-            module.get_function(next(iter(kernels_of(source))))  # which compiles
+        module = cupy.RawModule(path=str(machine_code(compiler, path, options)))
         _SECONDS.append(time.perf_counter() - began)
         return module
 
@@ -143,7 +164,8 @@ def kernel_for(
         fp8: the gate's weights are e4m3; for the kernels that compute a gate.
 
     Raises:
-        RuntimeError: CuPy is not installed; the source does not compile for the device.
+        RuntimeError: CuPy or NVRTC is not installed; the source does not compile.
+        ValueError: NVRTC is too old for the device.
     """
     element = torch.float16 if like.dtype == torch.float16 else torch.bfloat16
     index = like.get_device()

@@ -1,9 +1,9 @@
-"""One process of a node compiles a kernel; the others wait for it and read it from disk.
+"""Machine code on disk: one process of a node compiles a kernel, the others wait and read it.
 
-CuPy keeps machine code in a folder (``CUPY_CACHE_DIR``, default ``~/.cupy/kernel_cache``). Without
-a lock, eight ranks that start together find it empty together and compile every kernel eight times.
-Locks lie in a folder local to the node: if the cache is on a shared file system, each node compiles
-once, and no node waits for another one that has failed.
+It lies in CuPy's folder (``CUPY_CACHE_DIR``, default ``~/.cupy/kernel_cache``), which may be on a
+file system that nodes share. A file is complete as soon as it has its name. Locks lie in a folder
+local to the node: without them eight ranks that start together compile every kernel eight times,
+and with locks in a shared folder a node would wait for another one that has failed.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -24,56 +24,117 @@ CACHE_VARIABLE = "CUPY_CACHE_DIR"
 WAIT_SECONDS = 600.0
 
 
-@functools.cache
-def prepare_cache() -> None:
-    """Has CuPy keep machine code where this process can write; called before CuPy is imported.
+def file_name(stem: str, source: str, options: tuple[str, ...], build: str) -> str:
+    """Of a source's machine code; folders to include do not count, a digest of headers should.
 
-    CuPy fails where its folder can neither be made nor written to: a home that is read-only or
-    missing. A folder of this user below the node's temporary files takes its place, for this
-    process and those that it starts.
+    Args:
+        stem: of the source's file.
+        source: its text.
+        options: the compiler's.
+        build: the compiler's version, exactly.
+    """
+    key = [source, build, *(option for option in options if not option.startswith("-I"))]
+    return f"sparsellm-{stem}-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:24]}.cubin"
+
+
+def cached(name: str, compile: Callable[[], bytes]) -> Path:
+    """The file of a kernel's machine code, compiled if no process has done so before.
+
+    Where no file can be written, it lies in this process's memory, and the path leads there.
+
+    Args:
+        name: see `file_name`.
+        compile: returns the machine code.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return _in_memory(name, compile())
+    path = folder / name
+    if not path.exists():
+        with _locked(name):
+            if not path.exists():
+                code = compile()
+                try:
+                    _write(path, code)
+                except OSError as error:
+                    _warn(f"{path} cannot be written ({error.strerror or error}); not cached")
+                    return _in_memory(name, code)
+    return path
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Under its name the file is complete, also after the node has crashed."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
+        try:
+            file.write(code)
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _in_memory(name: str, code: bytes) -> Path:
+    # It stays open: a path names one kernel as long as the process lives.
+    descriptor = os.memfd_create(name)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(code)
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+@functools.cache
+def cache_folder() -> Path | None:
+    """Where this process can keep machine code; called before CuPy is imported. None: nowhere.
+
+    CuPy cannot be imported where its folder can neither be made nor written to: a home that is
+    read-only or missing. A folder of this user below the node's temporary files takes its place,
+    for this process and those that it starts.
     """
     folder = Path(os.environ.get(CACHE_VARIABLE) or "~/.cupy/kernel_cache")
     reason = _why_unusable(folder)
     if reason is None:
-        return
-    own = _node_folder()
-    if own is None or "cupy" in sys.modules:  # CuPy reads the variable when it is imported
+        return folder.expanduser().absolute()
+    of_node = _node_folder()
+    if of_node is None:
+        os.environ[CACHE_VARIABLE] = os.sep  # CuPy is content if it exists
         os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
-        kept = "in memory, and compiled again by every process"
+        substitute, place = None, "in memory, and compiled again by every process"
     else:
-        os.environ[CACHE_VARIABLE] = str(own / "kernel_cache")
-        kept = f"in {own / 'kernel_cache'}"
+        substitute = of_node / "kernel_cache"
+        substitute.mkdir(exist_ok=True)
+        os.environ[CACHE_VARIABLE] = str(substitute)
+        place = f"in {substitute}"
     _warn(
-        f"compiled kernels are kept {kept}: {folder} cannot be written to ({reason}); "
+        f"compiled kernels are kept {place}: {folder} cannot be written to ({reason}); "
         f"set {CACHE_VARIABLE} to a folder that can"
     )
+    return substitute
 
 
 @contextlib.contextmanager
-def compiled_once(stem: str, source: str, options: tuple[str, ...]) -> Iterator[None]:
-    """Holds the lock of one kernel on this node. The body compiles it, or reads it from the cache.
+def _locked(name: str) -> Iterator[None]:
+    """Holds the lock of one kernel on this node.
 
     The lock ends with the process that holds it, however it ends. After `WAIT_SECONDS`, or where
     there is no place for locks, the body runs without it: it then compiles what another process may
     be compiling too.
     """
-    own = _node_folder()
-    if own is None:
+    folder = _node_folder()
+    if folder is None:
         yield
         return
-    digest = hashlib.sha256("\0".join((source, *options)).encode()).hexdigest()[:16]
-
-    lock = FileLock(own / f"{stem}-{digest}.lock", mode=0o600)
+    lock = FileLock(folder / f"{name}.lock", mode=0o600)
     began = time.monotonic()
     try:
         lock.acquire(timeout=WAIT_SECONDS)
     except Timeout:
         _warn(
             f"process {os.getpid()} has waited {time.monotonic() - began:.0f} s for another one to "
-            f"compile the kernel {stem} (lock {lock.lock_file}), and compiles it itself"
+            f"compile {name} (lock {lock.lock_file}), and compiles it itself"
         )
     except OSError as error:
-        _warn(f"kernel {stem} is compiled without a lock: {error}")
+        _warn(f"{name} is compiled without a lock: {error}")
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ A generation with its own kernels is a folder under ``cuda/`` and a `GPUArchitec
 
 import functools
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -52,10 +53,28 @@ PORTABLE = GPUArchitecture(
 ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU uses the first one that it can run
 
 
-def target_of(capability: Capability) -> str:
-    """The target that NVRTC compiles for, such as ``sm_90a``."""
-    major, minor = capability
-    return _SPECIFIC_TARGETS.get(capability, f"sm_{major}{minor}")
+def target_of(capability: Capability, known: Collection[int]) -> str:
+    """The target that NVRTC compiles for, such as ``sm_90a``.
+
+    It is the GPU's own; for a version of NVRTC that does not know it, the first one of its
+    generation, whose machine code all of them run.
+
+    Args:
+        capability: the GPU's compute capability.
+        known: those that NVRTC knows, such as 90 for (9, 0).
+
+    Raises:
+        ValueError: NVRTC knows none that the GPU runs.
+    """
+    generation, _ = capability
+    for target in (capability, (generation, 0)):
+        major, minor = target
+        if 10 * major + minor in known:
+            return _SPECIFIC_TARGETS.get(target, f"sm_{major}{minor}")
+    raise ValueError(
+        f"NVRTC knows no GPU of compute capability {_dotted(capability)} (only up to "
+        f"{_dotted(divmod(max(known), 10))}); install a newer CUDA build of torch, or a newer NVRTC"
+    )
 
 
 def architecture_for(capability: Capability, forced: str = "") -> GPUArchitecture | None:

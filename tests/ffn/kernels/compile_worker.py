@@ -1,51 +1,43 @@
 """One of several processes of test_compile_cache.py: ``compile_worker.py SOURCES LOG [KIND]``.
 
 Compiles kernels (SOURCES: stems of their files, separated by commas) for Hopper as
-`sparsellm.ffn.kernels.compile.load` does, through CuPy and its cache on disk. There is no GPU to
-load them onto. Each compilation appends a line to LOG. ``stall``: it does not end.
+`sparsellm.ffn.kernels.compile.load` does. There is no GPU to load them onto. Each compilation
+appends a line to LOG. ``stall``: it does not end.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
 from pathlib import Path
 
-from sparsellm.ffn.kernels import compile
-from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
-
-
-class _NoModule:
-    def load(self, cubin: bytes) -> None:
-        print(f"{len(cubin)} bytes of machine code", flush=True)
-
-    def _set_mapping(self, mapping: object) -> None:
-        pass
+from sparsellm.ffn.kernels import compile, nvrtc
+from sparsellm.ffn.kernels.compile_cache import cache_folder
 
 
 def main(sources: str, log: str, kind: str = "") -> None:
-    prepare_cache()
-    from cupy.cuda import compiler
+    cache_folder()
+    import cupy  # for its own folder  # noqa: F401
 
-    real = compiler._compile_using_nvrtc_no_warning
+    compiler = nvrtc.installed()
+    real = compiler.compile
 
-    def compile_using_nvrtc(*arguments):
-        with Path(log).open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        if kind == "stall":
-            time.sleep(600)
-        return real(*arguments)
+    def logged(source: str, name: str, options: tuple[str, ...]) -> bytes:
+        if source:  # not for the compiler's version
+            with Path(log).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            if kind == "stall":
+                time.sleep(600)
+        return real(source, name, options)
 
-    compiler._compile_using_nvrtc_no_warning = compile_using_nvrtc
-    compiler.function.Module = _NoModule
-    compiler._get_arch_for_options_for_nvrtc = lambda arch: (f"-arch=sm_{arch}", "cubin")
+    compiler.compile = logged  # type: ignore[method-assign]
     paths = {path.stem: path for path in compile.sources().values()}
     for stem in sources.split(","):
-        source = paths[stem].read_text(encoding="utf-8")
         options = compile.compile_options(paths[stem], "sm90", "sm_90a", 227)
-        with compiled_once(stem, source, options):
-            compiler._compile_module_with_cache(source, options, arch="90")
+        code = compile.machine_code(compiler, paths[stem], options).read_bytes()
+        print(f"{len(code)} bytes of machine code {hashlib.sha256(code).hexdigest()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ A compiler runs in a process of its own: some versions crash where others report
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
+import functools
 import json
 import os
 import struct
@@ -18,8 +17,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-from filelock import FileLock
 
 # CUDA 12 from 12.4 on; the installed one is CUDA 13's.
 FETCHED = ("12.4", "12.6", "12.8", "12.9")
@@ -40,90 +37,77 @@ def library(version: str) -> Path | None:
     return next(iter((FOLDER / version).rglob("libnvrtc.so.12")), None)
 
 
-def targets_of(nvrtc: Path) -> set[int]:
-    """The compute capabilities that a compiler knows, such as 90."""
-    command = [sys.executable, __file__, "targets", str(nvrtc)]
+class Compiler(NamedTuple):
+    """What `sparsellm.ffn.kernels.nvrtc.NVRTC` says of a library."""
+
+    version: str
+    build: str
+    capabilities: list[int]
+
+
+@functools.cache
+def compiler(nvrtc: Path) -> Compiler:
+    """Asks a library."""
+    command = [sys.executable, __file__, "describe", str(nvrtc)]
     child = subprocess.run(command, capture_output=True, text=True, check=True)
-    return set(json.loads(child.stdout))
+    return Compiler(*json.loads(child.stdout))
 
 
 class Job(NamedTuple):
     """A source to compile; one of its options stands for the headers that it includes."""
 
     stem: str  # of its file
-    target: str  # a virtual one, such as compute_120, stops at PTX
     source: str
     options: tuple[str, ...]
 
 
 def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[str, Path]:
-    """Machine code by stem, as files; beside each lies its PTX (``.ptx``).
+    """Machine code by stem, or PTX where the target is a virtual one (compute_90a), as files.
 
-    What was compiled before, by this process or another, is taken from ``cache``.
+    They are compiled and cached as for users, in the folder ``cache``.
 
     Raises:
         AssertionError: a source does not compile; the log, or where the compiler crashed.
     """
-    compiled, missing = {}, []
+    from sparsellm.ffn.kernels.compile_cache import file_name
+
+    build, compiled, missing = compiler(nvrtc).build, {}, []
     for job in jobs:
-        options = [option for option in job.options if not option.startswith("-I")]
-        key = repr((nvrtc.name, nvrtc.stat().st_size, job.stem, job.source, options))
-        path = cache / f"{job.stem}.{job.target}.{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        compiled[job.stem] = path
-        if not path.exists():
-            missing.append((str(path), job.stem, job.source, job.options))
+        compiled[job.stem] = cache / file_name(*job, build)
+        if not compiled[job.stem].exists():
+            missing.append(job)
     if missing:
-        command = [sys.executable, __file__, "compile", str(nvrtc)]
         child = subprocess.run(
-            command, input=json.dumps(missing), capture_output=True, text=True, check=False
+            [sys.executable, __file__, "compile", str(nvrtc)],
+            input=json.dumps(missing),
+            env=os.environ | {"CUPY_CACHE_DIR": str(cache)},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert child.returncode == 0, child.stdout + child.stderr
+    assert all(path.exists() for path in compiled.values())
     return compiled
 
 
-def _print_targets(nvrtc: str) -> None:
-    functions, count = ctypes.CDLL(nvrtc), ctypes.c_int()
-    functions.nvrtcGetNumSupportedArchs(ctypes.byref(count))
-    targets = (ctypes.c_int * count.value)()
-    functions.nvrtcGetSupportedArchs(targets)
-    print(json.dumps(list(targets)))
+def _describe(nvrtc: str) -> None:
+    from sparsellm.ffn.kernels.nvrtc import NVRTC
+
+    found = NVRTC(Path(nvrtc))
+    print(json.dumps([found.version, found.build, found.capabilities]))
 
 
 def _compile_here(nvrtc: str) -> None:
-    # Some versions look for their second half only where the system's libraries are.
-    for builtins in Path(nvrtc).parent.glob("libnvrtc-builtins.so.*"):
-        ctypes.CDLL(str(builtins))
-    functions = ctypes.CDLL(nvrtc)
-    for path, stem, source, options in json.load(sys.stdin):
-        with FileLock(f"{path}.lock"):
-            if not Path(path).exists():
-                print(f"compiles {path}", flush=True)
-                _compile_one(functions, Path(path), stem, source, options)
+    from sparsellm.ffn.kernels.compile_cache import cached, file_name
+    from sparsellm.ffn.kernels.nvrtc import NVRTC
 
-
-def _compile_one(
-    functions: ctypes.CDLL, path: Path, stem: str, source: str, options: list[str]
-) -> None:
-    program = ctypes.c_void_p()
-    functions.nvrtcCreateProgram(
-        ctypes.byref(program), source.encode(), f"{stem}.cu".encode(), 0, None, None
-    )
-    arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    if functions.nvrtcCompileProgram(program, len(options), arguments) != 0:
-        sys.exit(_result_of(functions, program, "ProgramLog").decode())
-    Path(f"{path}.ptx").write_bytes(_result_of(functions, program, "PTX"))
-    partial = Path(f"{path}.{os.getpid()}")
-    partial.write_bytes(_result_of(functions, program, "CUBIN"))
-    partial.replace(path)
-    functions.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _result_of(functions: ctypes.CDLL, program: ctypes.c_void_p, kind: str) -> bytes:
-    size = ctypes.c_size_t()
-    getattr(functions, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
-    result = ctypes.create_string_buffer(size.value)
-    getattr(functions, f"nvrtcGet{kind}")(program, result)
-    return result.raw
+    used = NVRTC(Path(nvrtc))
+    for stem, source, options in json.load(sys.stdin):
+        print(f"compiles {stem}", flush=True)
+        cached(
+            file_name(stem, source, options, used.build),
+            functools.partial(used.compile, source, f"{stem}.cu", options),
+        )
 
 
 class Usage(NamedTuple):
@@ -226,7 +210,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["fetch"]:
             fetch()
-        case ["targets", library_path]:
-            _print_targets(library_path)
+        case ["describe", library_path]:
+            _describe(library_path)
         case ["compile", library_path]:
             _compile_here(library_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import tempfile
@@ -90,31 +91,88 @@ def test_a_cache_that_cannot_be_written_is_replaced(tmp_path, node, folder):
     assert "set CUPY_CACHE_DIR to a folder that can" in said
 
 
-def test_without_a_place_for_files_it_is_compiled_in_memory(tmp_path, node, monkeypatch, capfd):
-    monkeypatch.setenv("CUPY_CACHE_DIR", "/proc/nowhere")
-    monkeypatch.setattr(compile_cache, "_node_folder", lambda: None)
-    monkeypatch.delenv("CUPY_CACHE_IN_MEMORY", raising=False)
-    compile_cache.prepare_cache.__wrapped__()
-    assert os.environ.pop("CUPY_CACHE_IN_MEMORY") == "1"
-    assert "compiled again by every process" in capfd.readouterr().err
-    with compile_cache.compiled_once(STEM, "", ()):
-        pass
+def test_without_a_place_for_files_it_is_compiled_in_memory(tmp_path, node):
+    somebodys = tmp_path / "tmp" / f"sparsellm-{os.getuid()}"
+    somebodys.mkdir()
+    somebodys.chmod(0o777)
+    node |= {"CUPY_CACHE_DIR": "/proc/nowhere"}
+    two = [_start(tmp_path, node, stems=f"{STEM},transpose") for _ in range(2)]
+    assert "compiled again by every process" in _all_have_it(two)
+    assert _compilations(tmp_path) == 4
 
 
-def test_a_process_that_waits_too_long_says_so_and_continues(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(compile_cache, "_node_folder", lambda: tmp_path)
+def _compile(code=b"machine code"):
+    return lambda: code
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """The cache's folder and the node's, new."""
+    for name in ("cache", "node"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(compile_cache, "_node_folder", lambda: tmp_path / "node")
+    compile_cache.cache_folder.cache_clear()
+    yield tmp_path / "cache", tmp_path / "node"
+    compile_cache.cache_folder.cache_clear()
+
+
+def test_a_process_that_waits_too_long_says_so_and_continues(folders, monkeypatch, capfd):
     monkeypatch.setattr(compile_cache, "WAIT_SECONDS", 0.2)
-    with compile_cache.compiled_once(STEM, "source", ()):
-        [path] = tmp_path.glob("*.lock")
-        with compile_cache.compiled_once(STEM, "another source", ()):
-            pass  # is not waited for
-        assert capfd.readouterr().err == ""
-        with compile_cache.compiled_once(STEM, "source", ()):
-            said = capfd.readouterr().err
-    assert "for another one to compile the kernel relu_product" in said
-    assert f"(lock {path}), and compiles it itself" in said
-    with FileLock(path, timeout=0):  # free again
+    _, node = folders
+
+    def compile_meanwhile():
+        assert compile_cache.cached("other.cubin", _compile()).read_bytes() == b"machine code"
+        assert capfd.readouterr().err == ""  # another kernel is not waited for
+        return compile_cache.cached("some.cubin", _compile(b"the second's")).read_bytes()
+
+    assert compile_cache.cached("some.cubin", compile_meanwhile).read_bytes() == b"the second's"
+    printed, lock = capfd.readouterr().err, node / "some.cubin.lock"
+    assert "for another one to compile some.cubin" in printed
+    assert f"(lock {lock}), and compiles it itself" in printed
+    with FileLock(lock, timeout=0):  # free again
         pass
+
+
+def test_a_file_has_its_name_when_it_is_complete(folders, monkeypatch):
+    cache, _ = folders
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda _: seen.extend(path.name for path in cache.iterdir()))
+    path = compile_cache.cached("some.cubin", _compile())
+    assert [path.name for path in cache.iterdir()] == ["some.cubin"]
+    assert path.read_bytes() == b"machine code"
+    assert len(seen) == 1
+    assert seen[0].startswith("some.cubin.")
+
+
+def test_a_full_disk_costs_the_cache_alone(folders, monkeypatch, capfd):
+    cache, _ = folders
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    first = compile_cache.cached("first.cubin", _compile(b"one"))
+    second = compile_cache.cached("second.cubin", _compile(b"two"))
+    assert (first.read_bytes(), second.read_bytes()) == (b"one", b"two")
+    assert list(cache.iterdir()) == []
+    assert f"{cache / 'first.cubin'} cannot be written (No space left" in capfd.readouterr().err
+
+
+def test_a_name_stands_for_source_headers_options_and_compiler():
+    names = {
+        compile_cache.file_name(*changed)
+        for changed in (
+            ("stem", "source", ("-arch=sm_80", "-I/here"), "build 1"),
+            ("other", "source", ("-arch=sm_80", "-I/here"), "build 1"),
+            ("stem", "another", ("-arch=sm_80", "-I/here"), "build 1"),
+            ("stem", "source", ("-arch=sm_90a", "-I/here"), "build 1"),
+            ("stem", "source", ("-arch=sm_80", "-I/here"), "build 2"),
+        )
+    }
+    assert len(names) == 5
+    elsewhere = compile_cache.file_name("stem", "source", ("-arch=sm_80", "-I/there"), "build 1")
+    assert elsewhere in names
 
 
 def test_a_folder_that_somebody_else_could_have_made_is_not_used(tmp_path, monkeypatch):

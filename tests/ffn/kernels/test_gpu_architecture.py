@@ -14,6 +14,10 @@ from sparsellm.ffn.kernels.gpu_architecture import (
     unsupported,
 )
 
+BY_NVRTC_12_4 = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90)
+BY_NVRTC_12_8 = (*BY_NVRTC_12_4, 100, 101, 120)
+BY_NVRTC_13 = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
+
 
 @pytest.mark.parametrize(
     ("capability", "name", "target"),
@@ -30,7 +34,15 @@ from sparsellm.ffn.kernels.gpu_architecture import (
 def test_a_gpu_runs_the_best_kernels_that_it_can(capability, name, target):
     found = architecture_for(capability)
     assert (found and found.name) == name
-    assert target_of(capability) == target
+    assert target_of(capability, BY_NVRTC_13) == target
+
+
+def test_an_older_nvrtc_compiles_for_the_generation_or_says_that_it_is_too_old():
+    assert target_of((10, 3), BY_NVRTC_12_8) == "sm_100"
+    assert target_of((12, 1), BY_NVRTC_12_8) == "sm_120"
+    assert target_of((12, 1), BY_NVRTC_13) == "sm_121"
+    with pytest.raises(ValueError, match=r"compute capability 10\.0 \(only up to 9\.0\)"):
+        target_of((10, 0), BY_NVRTC_12_4)
 
 
 @pytest.fixture

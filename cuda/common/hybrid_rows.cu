@@ -17,7 +17,6 @@ struct Shared {
 
 struct Twell {
   const uint32* word;
-  uint32 width;
   int tiles;
 };
 
@@ -27,7 +26,7 @@ __device__ __forceinline__ void copy_row(const uint32* from, const Twell& twell,
   const int lane = threadIdx.x % 32;
   uint32 before = 0;
   for (int first = 0; first < twell.tiles; first += 32) {
-    const uint32* words = from + static_cast<uint64>(first + lane) * twell.width;
+    const uint32* words = from + static_cast<uint64>(first + lane) * twell_width;
     uint4 head = make_uint4(0, 0, 0, 0);
     if (first + lane < twell.tiles) head = *reinterpret_cast<const uint4*>(words);
     const uint32 through = sum_to_lane(head.x);
@@ -59,7 +58,7 @@ __device__ __forceinline__ void list_rows(Shared& shared, const uint32* heavy, i
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads)
-    hybrid_rows(const uint32* twell_word, int twell_width, int m, int n, const int* token, int width,
+    hybrid_rows(const uint32* twell_word, int m, int n, const int* token, int width,
                 uint32* word, uint32* count, uint32* heavy, uint32* list, uint32* control,
                 int* nnz_M, uint32* fired_N, uint32* fired_bits, uint64* union_sum,
                 unsigned char* table) {
@@ -69,15 +68,15 @@ extern "C" __global__ void __launch_bounds__(threads)
   await_previous_kernel();
   const int block = blockIdx.x, first = block * block_tokens, rows = min(block_tokens, m - first);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const Twell twell{twell_word, static_cast<uint32>(twell_width), (n + tile_neurons - 1) / tile_neurons};
-  const uint64 row_words = static_cast<uint64>(twell.tiles) * twell.width;
+  const Twell twell{twell_word, (n + tile_neurons - 1) / tile_neurons};
+  const uint64 row_words = static_cast<uint64>(twell.tiles) * twell_width;
   for (int i = thread; i < (n + 3) / 4; i += threads) fired[i] = 0;
   if (thread < block_tokens) shared.nonzeros[thread] = 0;
   __syncthreads();
   for (int item = thread; item < rows * twell.tiles; item += threads) {
     const int row = item / twell.tiles, tile = item % twell.tiles;
-    const uint32 own = twell.word[(first + row) * row_words + tile * twell.width];
-    if (own > 0) atomicAdd(shared.nonzeros + row, own + (own < twell.width ? 0 : not_held));
+    const uint32 own = twell.word[(first + row) * row_words + tile * twell_width];
+    if (own > 0) atomicAdd(shared.nonzeros + row, own + (own < twell_width ? 0 : not_held));
   }
   __syncthreads();
   for (int row = warp; row < rows; row += warps)

@@ -6,6 +6,7 @@
 
 constexpr int block_tokens = 64;
 constexpr int tile_neurons = 256;  // the column tile of the gate's GEMM, whose epilogue packs it
+constexpr uint32 twell_width = tile_neurons / 8;  // words per row of a tile: compression 8, as in the paper
 constexpr int control_words = 8;  // counters of a call, zeroed by the gate; each format names its own
 
 constexpr int max_neurons = 65536;     // 16-bit numbers

@@ -1,15 +1,15 @@
 // TwELL, tile-wise ELLPACK, as the paper defines it (arXiv 2603.23198): the active part of an M × N
 // activation matrix, packed row by row within tiles of 256 neurons.
 //
-// With compression factor C a tile has 256 / C words of 32 bits per row, its `width`: first the number
-// of non-zeros of the row in the tile, then the non-zeros by ascending neuron, each an element in the
-// high half and its neuron, of all N, in the low half. Words beyond the count are not written.
+// A tile has 32 words of 32 bits per row, `twell_width`: first the number of non-zeros of the row in the
+// tile, then the non-zeros by ascending neuron, each an element in the high half and its neuron, of all
+// N, in the low half. Words beyond the count are not written.
 //
-//   word    [M][tiles][width]  uint32
-//   control [8]                uint32   see below; zeroed by the gate
+//   word    [M][tiles][32]  uint32
+//   control [8]             uint32   see below; zeroed by the gate
 //
-// The count includes non-zeros that are not stored. A count above width - 1 tells every reader that the
-// tile has overflowed: such rows are recomputed from x (common/dense_rows.cu).
+// The count includes non-zeros that are not stored. A count above 31 tells every reader that the tile
+// has overflowed: such rows are recomputed from x (common/dense_rows.cu).
 #pragma once
 #include "common/element.cuh"
 #include "common/tiles.cuh"

@@ -18,7 +18,6 @@ struct Shared {
 
 struct Twell {
   uint32* word;  // of this block's first row
-  uint32 width;
   int tiles, rows;
 };
 
@@ -27,9 +26,9 @@ __device__ __forceinline__ void count_rows(Shared& shared, const Twell& twell) {
   if (threadIdx.x < max_rows) shared.nonzeros[threadIdx.x] = 0;
   __syncthreads();
   for (int item = threadIdx.x; item < twell.rows * twell.tiles; item += walk_threads) {
-    const uint32 count = twell.word[static_cast<uint64>(item) * twell.width];
+    const uint32 count = twell.word[static_cast<uint64>(item) * twell_width];
     if (count > 0)
-      atomicAdd(shared.nonzeros + item / twell.tiles, count + (count < twell.width ? 0 : not_held));
+      atomicAdd(shared.nonzeros + item / twell.tiles, count + (count < twell_width ? 0 : not_held));
   }
   __syncthreads();
 }
@@ -42,7 +41,7 @@ __device__ __forceinline__ void each_tile(Shared& shared, const Twell& twell, in
   uint32 before = 0;
   for (int base = first * twell.tiles; base < end * twell.tiles; base += walk_threads) {
     const int item = base + threadIdx.x;
-    uint32* words = twell.word + static_cast<uint64>(item) * twell.width;
+    uint32* words = twell.word + static_cast<uint64>(item) * twell_width;
     uint4 head = make_uint4(0, 0, 0, 0);
     if (item < end * twell.tiles && shared.nonzeros[item / twell.tiles] <= list_capacity)
       head = *reinterpret_cast<const uint4*>(words);
@@ -119,11 +118,10 @@ __device__ __forceinline__ void each_list(Shared& shared, const Twell& twell, co
   }
 }
 
-__device__ __forceinline__ Twell rows_of(const Share& share, uint32* word, int width, int tiles_n) {
+__device__ __forceinline__ Twell rows_of(const Share& share, uint32* word, int tiles_n) {
   const int first_row = share.row_block * share.rows_each;
-  const uint64 row_words = static_cast<uint64>(tiles_n) * width;
-  return {word + first_row * row_words, static_cast<uint32>(width), tiles_n,
-          min(share.rows_each, share.m - first_row)};
+  const uint64 row_words = static_cast<uint64>(tiles_n) * twell_width;
+  return {word + first_row * row_words, tiles_n, min(share.rows_each, share.m - first_row)};
 }
 }  // namespace
 
@@ -131,13 +129,13 @@ __device__ __forceinline__ Twell rows_of(const Share& share, uint32* word, int w
 // matrix, which L2 then holds; two matrices would evict one another (H200, rows of 4 KiB at random: 9.1
 // TB/s from 22 MiB, 6.5 TB/s from 44 MiB).
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
-    twell_up(const element* x_MK, uint32* word, int width, int tiles_n, int rows_each,
+    twell_up(const element* x_MK, uint32* word, int tiles_n, int rows_each,
              const element* w_up_NK, const element* b_up_N, int m, int k, int relu_up) {
   __shared__ Shared shared;
   await_previous_kernel();
   const Share share{rows_each, m};
   const int first_row = share.row_block * rows_each;
-  const Twell twell = rows_of(share, word, width, tiles_n);
+  const Twell twell = rows_of(share, word, tiles_n);
   count_rows(shared, twell);
   each_list(shared, twell, [&](int row, int end) {
     dot_rows(shared.list, end - row, x_MK, RowsByToken{nullptr, first_row + row}, w_up_NK, k);
@@ -152,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
 
 // y from the non-zeros of h.
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
-    twell_down(uint32* word, int width, int tiles_n, int rows_each, const element* w_down_NK,
+    twell_down(uint32* word, int tiles_n, int rows_each, const element* w_down_NK,
                const element* b_down_K, int m, int k, int slices, uint32* control,
                uint32* overflowed, uint32* observed, element* y_MK) {
   __shared__ Shared shared;
@@ -160,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   const Share share{rows_each, m};
   const int first_row = share.row_block * rows_each;
   const ColumnRange range = columns_of(share.slice, slices, k);
-  const Twell twell = rows_of(share, word, width, tiles_n);
+  const Twell twell = rows_of(share, word, tiles_n);
   count_rows(shared, twell);
   if (share.slice == 0) report(shared, share, twell, control, overflowed, observed);
   each_list(shared, twell, [&](int row, int end) {

@@ -8,7 +8,7 @@ constexpr int threads = 256, warps = threads / 32;
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
-    pack_twell(const element* gate_MN, float threshold, int m, int n, int width, uint32* word,
+    pack_twell(const element* gate_MN, float threshold, int m, int n, uint32* word,
                uint32* control) {
   await_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < control_words) control[threadIdx.x] = 0;
@@ -25,13 +25,13 @@ extern "C" __global__ void __launch_bounds__(threads)
 #pragma unroll
   for (int i = 0; i < 4; ++i) own += ((pair[i] & 0xffffu) != 0) + (pair[i] >> 16 != 0);
   const uint32 through = sum_to_lane(own);
-  uint32* to = word + static_cast<uint64>(item) * width;
+  uint32* to = word + static_cast<uint64>(item) * twell_width;
   uint32 slot = through - own + 1;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const uint32 high = i % 2 == 0 ? pair[i / 2] << 16 : pair[i / 2] & 0xffff0000u;
     if (high == 0) continue;
-    if (slot < width) to[slot] = twell_word(high, neuron + i);
+    if (slot < twell_width) to[slot] = twell_word(high, neuron + i);
     ++slot;
   }
   if (lane == 31) to[0] = through;

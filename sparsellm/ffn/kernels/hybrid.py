@@ -76,7 +76,7 @@ def _fill(
         The backup and the statistics, which `dense_rows` completes, and each token's non-zeros,
         (M,) int32.
     """
-    (m, _, twell_width), n, width = gate.word.shape, num_neurons, saved.word.shape[1]
+    (m, width), n = saved.word.shape, num_neurons
     blocks, nnz_M = len(saved.table), torch.empty_like(saved.length)
     kept = twell.KeptRows(
         gate=saved.backup_gate if len(saved.backup_gate) else None,
@@ -87,7 +87,7 @@ def _fill(
     )
     kernel_for("hybrid_rows", x_MK).launch(
         blocks,
-        *(gate.word, twell_width, m, n, token_M, width),
+        *(gate.word, m, n, token_M, width),
         *(saved.word, saved.length, saved.heavy, saved.row, saved.counted),
         *(nnz_M, kept.fired_N, kept.fired_bits, kept.union_sum, saved.table),
     )

@@ -42,7 +42,7 @@ def empty_twell(num_tokens: int, num_neurons: int, device: torch.device) -> Twel
 
 def gate_twell(x_MK: Tensor, w: FFNWeights, out: Twell) -> None:
     """`compute_gate` in TwELL."""
-    compute_gate("twell", x_MK, w, (out.word.shape[2], out.word, out.control))
+    compute_gate("twell", x_MK, w, (out.word, out.control))
 
 
 def twell_ffn(gate: Twell, x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> None:
@@ -56,8 +56,7 @@ def twell_ffn(gate: Twell, x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: 
         observed: address of an int32, pinned, for the mean non-zeros of a row; 0 for none.
     """
     m, k = x_MK.shape
-    _, tiles, width = gate.word.shape
-    of_gate = (gate.word, width, tiles, _ROWS_EACH)
+    of_gate = (gate.word, gate.word.shape[1], _ROWS_EACH)
     row_blocks = -(-m // _ROWS_EACH)
     if w.gate_NK is not None:
         kernel_for("twell_up", x_MK).launch(

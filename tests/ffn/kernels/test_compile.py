@@ -14,6 +14,7 @@ import torch
 from ffn.kernels import nvrtc
 from sparsellm.architecture import RECTIFIED
 from sparsellm.ffn import token_order, types
+from sparsellm.ffn.formats import TWELL_WIDTH
 from sparsellm.ffn.kernels import compile
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, GPUArchitecture
 from sparsellm.ffn.kernels.launch import Layout, kernels_of
@@ -284,6 +285,7 @@ def test_python_and_device_code_agree_on_the_formats(cubins):
     expected = {
         "block_tokens": types.BLOCK_TOKENS,
         "tile_neurons": types.TILE_NEURONS,
+        "twell_width": TWELL_WIDTH,
         "control_words": types.CONTROL_WORDS,
         "max_neurons": types.MAX_NEURONS,
         "max_blocks * block_tokens": types.MAX_TOKENS,

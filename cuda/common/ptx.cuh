@@ -35,7 +35,8 @@ __device__ __forceinline__ Shared& dynamic_shared() {
 // --- kernels that overlap ------------------------------------------------------------------------
 
 // Waits until the kernel before in the stream has ended and its writes are visible. Every kernel
-// calls it before it reads or writes global memory (sparsellm/ffn/kernels/launch.py).
+// calls it before it writes global memory, or reads any but a model's weights, which no kernel of ours
+// writes in the same stream without others after it (sparsellm/ffn/kernels/launch.py).
 __device__ __forceinline__ void await_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

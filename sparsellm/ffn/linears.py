@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsellm.ffn.derived import Derived, quantised_buffers, quantised_of
 from sparsellm.ffn.fp8 import quantised_rows
-from sparsellm.ffn.quantised import linear
+from sparsellm.ffn.quantised import QuantisedRows, linear
 from sparsellm.ffn.reference import stands_in
 from sparsellm.ffn.replace import FEW_TOKENS
 from sparsellm.ffn.types import ELEMENTS
@@ -49,6 +49,20 @@ def use_fp8(module: nn.Linear) -> None:
     own = vars(module)
     own[_INSTALLED] = Derived(module, quantised_buffers, module.weight)
     own["forward"] = partial(_forward, module)  # not a closure, as in `replace`
+
+
+def is_fp8(module: nn.Module) -> bool:
+    """Whether `use_fp8` replaced the module's forward."""
+    return _INSTALLED in vars(module)
+
+
+def quantised_weight(module: nn.Linear) -> QuantisedRows | None:
+    """The weight in e4m3, if `use_fp8` was called and the weight is still of a type of FP8's."""
+    derived: Derived | None = vars(module).get(_INSTALLED)
+    if derived is None or module.weight.dtype not in ELEMENTS:
+        return None
+    derived.update(module, module.weight)
+    return quantised_of(module)
 
 
 def put_back(module: nn.Module) -> None:

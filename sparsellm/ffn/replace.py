@@ -96,6 +96,11 @@ def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) 
     own["forward"] = partial(forward, module)
 
 
+def is_replaced(module: nn.Module) -> bool:
+    """Whether `replace_forward` replaced the module's forward."""
+    return INSTALLED in vars(module)
+
+
 def put_back(module: nn.Module) -> None:
     """Restores a module's own forward, if it was replaced, and removes the hooks of its order."""
     own = vars(module)

@@ -57,9 +57,10 @@ FRAME_BYTES = 32
 KNOWN_FRAMES = {("12.9", "sm_100", "weight_grad"): 104}
 # Asynchronous copies and matrix products of both architectures, a cluster, atomics, scans.
 REPRESENTATIVE = frozenset({"gate_twell", "pack_union", "union_up", "sort_tokens", "decode_down"})
-# What an FFN runs at inference, in either type.
+# What runs at inference, in either type.
 INFERENCE = {
     *("decode_gate", "decode_down", "relu_product"),
+    *("decode_linear", "decode_linear_wide", "decode_attention", "residual_norm"),
     *("gate_union", "union_up", "union_down", "gate_twell", "twell_up", "twell_down"),
     "dense_rows",
     *("pack_union", "pack_twell", "quantise_rows"),

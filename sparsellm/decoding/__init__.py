@@ -1,0 +1,4 @@
+"""Generation by a step for one token of each sequence, which a GPU replays as a CUDA graph.
+
+It may import `ffn` and `architecture`.
+"""

@@ -1,0 +1,63 @@
+"""A function that queues the same kernels at every call, as a CUDA graph."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+class Captured(Generic[Result]):
+    """Calls a function once as it is, which compiles and measures kernels, and then as a graph.
+
+    Its tensors must stay where they are. On a CPU, and where the capture fails, it is called as it
+    is every time; the latter is said once.
+    """
+
+    def __init__(self, function: Callable[[], Result], device: torch.device) -> None:
+        self._function, self._device = function, device
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Result | None = None
+        self._may_capture = device.type == "cuda"
+        self._num_calls = 0
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether a graph has been captured."""
+        return self._graph is not None
+
+    def __call__(self) -> Result:
+        """The function's result; of a graph it is in the same memory every time."""
+        self._num_calls += 1
+        if self._num_calls == 2 and self._may_capture:
+            self._capture()
+        if self._graph is None or self._result is None:
+            return self._function()
+        self._graph.replay()
+        return self._result
+
+    def _capture(self) -> None:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+        # What the first call has observed of its neurons decides which kernels are captured.
+        torch.cuda.synchronize(self._device)
+        # Not `torch.cuda.graph`, which also gives all cached memory back to the driver.
+        try:
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._result = self._function()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            _say_once(str(error).splitlines()[0])
+            return
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._graph = graph
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    warnings.warn(f"generation runs without a CUDA graph, more slowly: {reason}", stacklevel=4)

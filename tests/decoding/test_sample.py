@@ -1,0 +1,279 @@
+"""Generation by one step for every token gives what transformers' own loop gives."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from runs.hf_models import MODELS, stock_model
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LogitsProcessorList
+
+from sparsellm.decoding import captured, sample as loop
+from sparsellm.decoding.decoder import Decoder, why_no_step
+from sparsellm.decoding.sample import use_fast_generation
+
+GREEDY = {"do_sample": False}
+SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 40, "top_p": 0.95}
+
+
+@pytest.fixture(params=["Llama 3"])
+def model(request):
+    found = stock_model(request.param)
+    found.generation_config.eos_token_id = None
+    found.generation_config.pad_token_id = 0
+    use_fast_generation(found)
+    return found
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The sizes of the batches of all steps."""
+    sizes = []
+    compute = Decoder.logits
+
+    def logits(self, token_M, *rest):
+        sizes.append(len(token_M))
+        return compute(self, token_M, *rest)
+
+    monkeypatch.setattr(Decoder, "logits", logits)
+    return sizes
+
+
+def prompts(batch=3, length=9, padding=(4, 0, 1)):
+    """Ids, and a mask for padding on the left."""
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(1, 256, (batch, length), generator=generator)
+    mask = torch.ones_like(ids)
+    for row, num in enumerate(padding[:batch]):
+        mask[row, :num] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def both(model, seed=0, **options):
+    """What transformers' own loop gives, and what this one gives."""
+    results = []
+    for generate in (type(model).generate.__get__(model), model.generate):
+        torch.manual_seed(seed)
+        results.append(generate(**options))
+    return results
+
+
+@pytest.mark.parametrize("model", MODELS, indirect=True)
+def test_every_family_gives_the_same_tokens(model, steps):
+    # Past the windows of 20 and 24 positions.
+    expected, found = both(model, **prompts(), **SAMPLED, max_new_tokens=20)
+    assert torch.equal(found, expected)
+    assert steps == [3] * 19
+
+
+def test_up_to_the_end_of_the_context(model, steps):
+    expected, found = both(model, **prompts(), **GREEDY, max_new_tokens=64 - 9)
+    assert torch.equal(found, expected)
+    assert found.shape == (3, 64)
+    assert steps == [3] * (64 - 9 - 1)
+
+
+def test_logits_equal_those_of_a_forward_without_a_cache(model):
+    given = prompts(padding=())
+    tokens = given["input_ids"]
+    sequences = loop._Sequences(model, tokens[:, :4], None, 9)
+    with torch.no_grad():
+        found = [sequences.prompt_logits()]
+        for at in range(4, 9):
+            sequences.append(tokens[:, at])
+            found.append(sequences.step())
+        expected = model(tokens).logits[:, 3:]
+    torch.testing.assert_close(torch.stack(found, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sequence_that_ends_is_padded_and_the_last_one_ends_the_text(model, steps):
+    tokens, _ = both(model, **prompts(), **SAMPLED, max_new_tokens=30)
+    ends = [int(tokens[0, 14]), int(tokens[1, 17]), int(tokens[2, 11])]
+    expected, found = both(model, **prompts(), **SAMPLED, max_new_tokens=30, eos_token_id=ends)
+    assert torch.equal(found, expected)
+    assert found.shape[1] < 39
+    assert (found == 0).any()
+    assert sum(steps) < 2 * 3 * 29
+
+
+def test_batches_of_other_sizes_and_one_after_the_other(model, steps):
+    for batch in (1, 3, 2):
+        expected, found = both(model, **prompts(batch), **SAMPLED, max_new_tokens=5)
+        assert torch.equal(found, expected)
+    assert steps == [1] * 4 + [3] * 4 + [2] * 4
+
+
+def test_several_sequences_for_each_prompt(model, steps):
+    given = prompts(2, padding=(1, 0))
+    expected, found = both(model, **given, **SAMPLED, max_new_tokens=4, num_return_sequences=2)
+    assert torch.equal(found, expected)
+    assert steps == [4] * 3
+
+
+def test_processors_and_criteria_of_the_caller_are_used(model, steps):
+    def never_five(_, scores):
+        scores[:, 5] = -torch.inf
+        return scores
+
+    options = {
+        "repetition_penalty": 1.7,
+        "no_repeat_ngram_size": 2,
+        "min_new_tokens": 3,
+        "suppress_tokens": [1, 2, 3],
+        "logits_processor": LogitsProcessorList([never_five]),
+    }
+    expected, found = both(model, **prompts(), **GREEDY, **options, max_new_tokens=20)
+    assert torch.equal(found, expected)
+    expected, found = both(model, **prompts(), **GREEDY, max_new_tokens=20, max_time=1e-9)
+    assert torch.equal(found, expected)
+    assert found.shape[1] == 10
+    assert len(steps) == 19
+
+
+class Pieces:
+    """A streamer."""
+
+    def __init__(self):
+        self.ids, self.ended = [], 0
+
+    def put(self, ids):
+        self.ids.append(ids.tolist())
+
+    def end(self):
+        self.ended += 1
+
+
+def test_tokens_are_streamed_one_by_one(model):
+    given, streamer = prompts(1), Pieces()
+    tokens = model.generate(**given, **GREEDY, max_new_tokens=6, streamer=streamer)
+    assert streamer.ids == [tokens[:, :9].tolist(), *([[i]] for i in tokens[0, 9:].tolist())][
+        :1
+    ] + [[i] for i in tokens[0, 9:].tolist()]
+    assert streamer.ended == 1
+
+
+def test_a_generation_config_is_used(model, steps):
+    config = GenerationConfig(max_new_tokens=4, do_sample=True, top_k=7, pad_token_id=0)
+    given = prompts()
+    for arguments in ((given["input_ids"], config), (given["input_ids"],)):
+        options = {"attention_mask": given["attention_mask"]}
+        if len(arguments) == 1:
+            options["generation_config"] = config
+        torch.manual_seed(1)
+        expected = type(model).generate(model, *arguments, **options)
+        torch.manual_seed(1)
+        assert torch.equal(model.generate(*arguments, **options), expected)
+    assert len(steps) == 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 2},
+        {"return_dict_in_generate": True},
+        {"cache_implementation": "static"},
+        {"use_cache": False},
+        {"prompt_lookup_num_tokens": 2},
+    ],
+    ids=str,
+)
+def test_other_loops_are_those_of_transformers(model, steps, options):
+    batch = 1 if "prompt_lookup_num_tokens" in options else 3
+    expected, found = both(model, **prompts(batch), **GREEDY, **options, max_new_tokens=5)
+    if options == {"return_dict_in_generate": True}:
+        expected, found = expected.sequences, found.sequences
+    assert torch.equal(found, expected)
+    assert steps == []
+
+
+def test_a_mask_with_holes_is_left_to_transformers(model, steps):
+    given = prompts()
+    given["attention_mask"][1, 4] = 0
+    expected, found = both(model, **given, **GREEDY, max_new_tokens=5)
+    assert torch.equal(found, expected)
+    assert steps == []
+
+
+def test_a_model_that_has_changed_is_left_to_transformers(model, steps):
+    layer = model.model.layers[1]
+    handle = layer.self_attn.register_forward_hook(lambda *_: None)
+    assert "model.layers.1.self_attn: it has hooks" in why_no_step(model)
+    both(model, **prompts(), **GREEDY, max_new_tokens=3)
+    handle.remove()
+    layer.forward = layer.forward
+    assert "model.layers.1: its forward was replaced" in why_no_step(model)
+    both(model, **prompts(), **GREEDY, max_new_tokens=3)
+    assert steps == []
+    del layer.forward
+    both(model, **prompts(), **GREEDY, max_new_tokens=3)
+    assert len(steps) == 2
+
+
+def test_weights_may_change_between_calls(model):
+    before, _ = both(model, **prompts(), **GREEDY, max_new_tokens=5)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.neg_()
+    expected, found = both(model, **prompts(), **GREEDY, max_new_tokens=5)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, before)
+
+
+def test_a_copy_and_a_saved_model_generate_with_their_own_weights(model, steps):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        with torch.no_grad():
+            other.model.layers[0].self_attn.v_proj.weight.neg_()
+        expected, found = both(other, **prompts(), **GREEDY, max_new_tokens=5)
+        assert torch.equal(found, expected)
+    assert len(steps) == 8
+
+
+def test_nan_is_an_error_in_sampling(model):
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    with pytest.raises(RuntimeError, match=r"probability tensor contains either `inf`, `nan`"):
+        model.generate(**prompts(), **SAMPLED, max_new_tokens=3)
+
+
+def test_another_model_keeps_its_own_loop_which_is_said_once():
+    model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=257)).eval()
+    loop._say_once.cache_clear()
+    with pytest.warns(UserWarning, match="eager loop: GPT2LMHeadModel is none of ArceeForCausal"):
+        use_fast_generation(model)
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("rope", "reason"),
+    [
+        ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, r"its RoPE \(dynamic\)"),
+    ],
+)
+def test_angles_that_depend_on_the_length_are_left_to_transformers(rope, reason, monkeypatch):
+    monkeypatch.setitem(MODELS, "dynamic", ("Llama", {"rope_parameters": rope}))
+    with pytest.warns(UserWarning, match=reason):
+        use_fast_generation(stock_model("dynamic"))
+
+
+def test_a_capture_that_fails_goes_on_without_it(monkeypatch):
+    """What a GPU does at the second call; here its graph is one that cannot be captured."""
+
+    class Graph:
+        def capture_begin(self, **_):
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    calls = []
+    step = captured.Captured(lambda: calls.append(1) or len(calls), torch.device("cpu"))
+    step._may_capture = True
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: torch.no_grad())
+    captured._say_once.cache_clear()
+    with pytest.warns(UserWarning, match="without a CUDA graph, more slowly: operation not perm"):
+        assert [step(), step(), step()] == [1, 2, 3]
+    assert not step.is_graph

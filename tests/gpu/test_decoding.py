@@ -1,0 +1,239 @@
+"""The kernels of a decoding step against plain torch, and the step as a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from runs.hf_models import MODELS, stock_model
+from torch import Tensor
+
+import sparsellm
+from gpu.conditions import need_kernels, poisoned
+from sparsellm.decoding import captured, sample as loop, token_math
+from sparsellm.decoding.kv_cache import LayerCache, Positions
+from sparsellm.decoding.sample import use_fast_generation
+from sparsellm.decoding.token_math import Heads, Linear
+from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.quantised import dequantised
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def kernels():
+    need_kernels()
+    from sparsellm.decoding import token_kernels
+
+    return token_kernels
+
+
+def draws(element=torch.bfloat16):
+    """Random numbers of a type, the same every time."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    generator = torch.Generator(device).manual_seed(0)
+
+    def randn(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(shape, device=device, generator=generator) * scale).to(element)
+
+    return randn
+
+
+def relative(found: Tensor, right: Tensor) -> float:
+    return float((found.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
+
+
+SIZES = [
+    (2048, (2048, 2048, 2048)),
+    (2048, (2048, 512, 512)),
+    (2048, (50304,)),
+    (80, (48, 16, 16)),
+    (1040, (8, 72)),
+]
+
+
+@pytest.mark.parametrize("element", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("m", [1, 3, 8, 9, 16, 17, 33, 64])
+def test_linears_equal_float64(kernels, element, fp8, m):
+    randn = draws(element)
+    for k, sizes in SIZES:
+        x, layers, expected = randn(m, k), [], []
+        for number, n in enumerate(sizes):
+            bias = randn(n) if number % 2 == 0 else None
+            weight = randn(n, k, scale=k**-0.5)
+            rows = quantised_rows(weight) if fp8 else None
+            layers.append(Linear(weight, bias, rows))
+            exact = weight.double() if rows is None else dequantised(rows).double()
+            expected.append(x.double() @ exact.t() + (0 if bias is None else bias.double()))
+        with poisoned():
+            found = kernels.linears(x, tuple(layers))
+        assert relative(found, torch.cat(expected, -1)) < torch.finfo(element).eps
+        assert torch.equal(kernels.linears(x, tuple(layers)), found)
+
+
+@pytest.mark.parametrize("element", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("k", [8, 2048, 5128])
+def test_residual_norm_equals_plain_torch(kernels, element, k):
+    randn = draws(element)
+    for m in (1, 8, 64):
+        h, y, weight = randn(m, k), randn(m, k), randn(k)
+        for addend in (y, None):
+            same = h.clone(), h.clone()
+            found = kernels.residual_norm(same[0], addend, weight, 1e-5)
+            expected = token_math.residual_norm(same[1], addend, weight, 1e-5)
+            assert torch.equal(*same)
+            # The order of the sum of squares differs.
+            assert relative(found, expected) < torch.finfo(element).eps / 4
+
+
+class Case(NamedTuple):
+    m: int
+    heads: int
+    num_keys: int
+    size: int
+    capacity: int
+    slot: int
+    window: int = 0
+    norms: bool = False
+    rotates: bool = True
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, 32, 32, 64, 200, 130),
+        Case(8, 32, 32, 64, 2200, 2100),
+        Case(3, 8, 2, 128, 300, 299, window=40, norms=True),
+        Case(2, 4, 4, 32, 70, 0),
+        Case(2, 4, 2, 16, 70, 3, norms=True),
+        Case(1, 4, 1, 256, 700, 650, rotates=False),
+        Case(64, 32, 32, 64, 150, 140),
+        Case(1, 2, 2, 64, 5000, 4999, window=4096),
+    ],
+    ids=str,
+)
+def test_attention_equals_plain_torch(kernels, case):
+    m, _, num_keys, size, capacity, slot, window, norms, rotates = case
+    randn = draws()
+    weights = (randn(size), randn(size)) if norms else (None, None)
+    heads = Heads(case.heads, num_keys, size, size**-0.5, rotates, window, *weights, 1e-6)
+    qkv = randn(m, (case.heads + 2 * num_keys) * size)
+    first_M = torch.arange(m, device=qkv.device) % (min(slot, 20) + 1)
+    angle_PD = randn(capacity, size // 2).float().repeat(1, 2)
+    rotary = angle_PD.cos().bfloat16(), angle_PD.sin().bfloat16()
+    keys, values = randn(m, num_keys, capacity, size), randn(m, num_keys, capacity, size)
+    own = LayerCache(keys.clone(), values.clone())
+    for memory in own:  # of padding, and of positions to come
+        memory[:, :, slot + 1 :] = torch.nan
+        for row, first in enumerate(first_M.tolist()):
+            memory[row, :, :first] = torch.nan
+    at = Positions(slot - first_M, first_M, slot, rotary)
+    found = kernels.attend(qkv, heads, own, at)
+    plain = LayerCache(keys, values)
+    expected = token_math.attend(
+        qkv, heads, plain, Positions(slot - first_M, first_M, slot, rotary)
+    )
+    for ours, theirs in zip(own, plain, strict=True):  # rounded as in plain torch
+        assert torch.equal(ours[:, :, slot], theirs[:, :, slot])
+    assert relative(found, expected) < 5e-3
+    for _ in range(5):  # whichever split is the last
+        assert torch.equal(kernels.attend(qkv, heads, own, at), found)
+
+
+def accelerated(name, precision="own", dtype=torch.bfloat16):
+    """A model of transformers on the GPU that decodes by our step, and one that does not."""
+    models = []
+    for _ in range(2):
+        model = stock_model(name).cuda()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+        models.append(model)
+    sparsellm.accelerate(models[0], precision=precision)
+    use_fast_generation(models[0])
+    return models
+
+
+def prompts(batch=3, length=9):
+    ids = torch.randint(1, 256, (batch, length), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    return {"input_ids": ids.cuda(), "attention_mask": mask.cuda()}
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """What has been captured."""
+    seen = []
+    create = captured.Captured.__init__
+
+    def init(self, *arguments):
+        create(self, *arguments)
+        seen.append(self)
+
+    monkeypatch.setattr(captured.Captured, "__init__", init)
+    return seen
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_graph_gives_the_tokens_of_the_step_that_it_replays(name, graphs):
+    model, _ = accelerated(name)
+    for options in ({"do_sample": False}, {"do_sample": True, "top_k": 40}):
+        found = []
+        for may_capture in (True, False):
+            torch.manual_seed(1)
+            with pytest.MonkeyPatch.context() as patch:
+                if not may_capture:
+                    patch.setattr(captured.Captured, "_capture", lambda self: None)
+                found.append(model.generate(**prompts(), **options, max_new_tokens=25))
+            assert graphs[-1].is_graph == may_capture
+        assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_in_fp32_the_tokens_are_those_of_transformers(name, graphs):
+    model, stock = accelerated(name, dtype=torch.float32)
+    for options in ({"do_sample": False}, {"do_sample": True, "top_k": 40}):
+        for kwargs in ({"max_new_tokens": 55}, {"max_new_tokens": 30, "eos_token_id": [7, 8, 9]}):
+            found = []
+            for each_model in (model, stock):
+                torch.manual_seed(1)
+                found.append(each_model.generate(**prompts(), **options, **kwargs))
+                found.append(torch.cuda.get_rng_state())
+            assert torch.equal(found[0], found[2])
+            assert torch.equal(found[1], found[3])  # also for the next call
+    assert all(graph.is_graph for graph in graphs)
+
+
+@pytest.mark.parametrize("precision", ["own", "fp8"])
+@pytest.mark.parametrize("batch", [1, 8, 20])
+def test_logits_are_those_of_the_models_forward(batch, precision, graphs):
+    model, stock = accelerated("ReLU, tied", precision)
+    tokens = torch.randint(257, (batch, 40), generator=torch.Generator().manual_seed(5)).cuda()
+    sequences = loop._Sequences(model, tokens[:, :20], None, 41)
+    with torch.no_grad():
+        found = [sequences.prompt_logits()]
+        for at in range(20, 40):
+            sequences.append(tokens[:, at])
+            found.append(sequences.step().clone())
+        expected = stock(tokens).logits[:, 19:]
+    assert graphs[-1].is_graph
+    assert relative(torch.stack(found, 1), expected) < (0.02 if precision == "own" else 0.1)
+
+
+def test_streamed_tokens_are_those_that_are_returned():
+    model, _ = accelerated("Llama 3")
+
+    class Pieces(list):
+        put, end = list.append, lambda self: self.append("end")
+
+    pieces = Pieces()
+    given = {key: value[1:2] for key, value in prompts().items()}
+    ends = model.generate(**given, do_sample=False, max_new_tokens=20)[0, 9 + 11]
+    tokens = model.generate(
+        **given, do_sample=False, max_new_tokens=20, streamer=pieces, eos_token_id=[int(ends)]
+    )
+    assert pieces[-1] == "end"
+    assert [int(piece) for piece in pieces[1:-1]] == tokens[0, 9:].tolist()

@@ -250,6 +250,12 @@ def _of_newest_checkpoint(path: Path) -> tuple[Activity | None, Costs | None]:
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None:
         return None, None
+    return checkpoint.read_newest(
+        lambda: checkpoint.latest(path / "checkpoints") or newest, _activity_and_costs
+    )
+
+
+def _activity_and_costs(newest: Path) -> tuple[Activity | None, Costs | None]:
     from sparsellm.ffn.dispatch import Costs
 
     state = checkpoint.read_trainer(newest)

@@ -18,11 +18,11 @@ writes tensors imports torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsellm.runs.files import RECIPE_FILE, read_tensors
 from sparsellm.runs.manifest import (
@@ -46,6 +46,8 @@ TRAINER_FILE = "trainer.json"
 FORMAT = 2  # in trainer.json
 _STEP_NAMES = "step_" + "[0-9]" * 8
 _NAME = re.compile(r"step_[\w.-]{1,100}")  # in `latest`: no path that leads elsewhere
+
+Result = TypeVar("Result")
 
 
 class CheckpointError(OSError):
@@ -130,6 +132,22 @@ def latest(folder: Path) -> Path | None:
         if _NAME.fullmatch(name) and (folder / name).is_dir():
             return folder / name
     return next(reversed(checkpoints_in(folder)), None)
+
+
+def read_newest(find: Callable[[], Path], read: Callable[[Path], Result]) -> Result:
+    """What ``read`` gives of the checkpoint that ``find`` names.
+
+    A run that trains may prune it meanwhile; then ``find`` is asked again.
+    """
+    before = None
+    while True:
+        path = find()
+        try:
+            return read(path)
+        except (OSError, ValueError):
+            if path.exists() or path == before:
+                raise
+            before = path
 
 
 def data_states(path: Path) -> list[dict[str, Any]]:

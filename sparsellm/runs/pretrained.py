@@ -142,7 +142,9 @@ def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = F
         FileNotFoundError, ValueError: there are no such weights, or see `load_recipe`.
     """
     try:
-        weights = load_recipe_of(find_checkpoint(source), source)
+        weights = checkpoint.read_newest(
+            lambda: find_checkpoint(source), lambda found: load_recipe_of(found, source)
+        )
     except FileNotFoundError:
         # Without the weights' model other overrides may contradict the recipe.
         where = ("name", "logging.run_dir")
@@ -173,21 +175,25 @@ class Weights:
 def read_weights(path: Path, recipe: str | None = None) -> Weights:
     """The weights of a checkpoint, run or Hugging Face folder, without a model around them.
 
+    Of a run that trains meanwhile it is the newest checkpoint that can be read before it is pruned.
     ``recipe``: see `load_pretrained`.
 
     Raises:
         FileNotFoundError: no checkpoint there, or a file of it is missing.
         ValueError: a file is truncated.
     """
-    found = find_checkpoint(path)
-    if hf_folder.is_hugging_face(found):
-        loaded = load_recipe_of(found, path, recipe)
-        tensors = hf_folder.model_weights(found, loaded)
-        return Weights(found, loaded, tensors, hf_folder.read_trainer(found))
-    verify(found, [checkpoint.RECIPE_FILE])
-    trainer = checkpoint.read_trainer(found)
-    loaded = load_recipe_of(found)
-    return Weights(found, loaded, checkpoint.read_kind(found, checkpoint.MODEL), trainer)
+
+    def read(found: Path) -> Weights:
+        if hf_folder.is_hugging_face(found):
+            loaded = load_recipe_of(found, path, recipe)
+            tensors = hf_folder.model_weights(found, loaded)
+            return Weights(found, loaded, tensors, hf_folder.read_trainer(found))
+        verify(found, [checkpoint.RECIPE_FILE])
+        trainer = checkpoint.read_trainer(found)
+        loaded = load_recipe_of(found)
+        return Weights(found, loaded, checkpoint.read_kind(found, checkpoint.MODEL), trainer)
+
+    return checkpoint.read_newest(lambda: find_checkpoint(path), read)
 
 
 class Loaded(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from conftest import save_run
 
 from sparsellm.processes.signals import StopRequest
-from sparsellm.runs import state
+from sparsellm.runs import checkpoint, pretrained as loading, state
 from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
@@ -56,3 +56,35 @@ def test_mistakes_name_the_file(run, tiny, tmp_path):
     save_run(run)
     with pytest.raises(ValueError, match=r"model\.safetensors.*has shape"):
         load_pretrained(path)
+
+
+@pytest.mark.parametrize("read", ["verify", "read_trainer", "read_kind"])
+def test_a_checkpoint_that_is_pruned_while_it_is_read_is_looked_for_again(run, monkeypatch, read):
+    """As by a run that trains with checkpoint.keep 1 and saves meanwhile."""
+    first = save_run(run)
+    module = loading if read == "verify" else checkpoint
+    real = getattr(module, read)
+
+    def late(path, *arguments):
+        if path == first:
+            train_step(run, StopRequest())
+            save_run(run)
+            assert not first.exists()
+        return real(path, *arguments)
+
+    run.saver._keep = 1
+    monkeypatch.setattr(module, read, late)
+    loaded = load_pretrained(run.recipe.run_path)
+    assert loaded.path == first.with_name("step_00000002")
+    assert loaded.trainer["step"] == 2
+    for name, value in state.gather_model(run.model).items():
+        assert torch.equal(dict(loaded.model.named_parameters())[name], value)
+
+
+def test_a_checkpoint_that_is_damaged_is_not_looked_for_again(run, tmp_path):
+    path = save_run(run)
+    (path / "trainer.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"step_00000001/trainer.json is missing"):
+        load_pretrained(run.recipe.run_path)
+    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint"):
+        load_pretrained(tmp_path / "step_00000001")

@@ -260,6 +260,12 @@ class DataConfig(StrictModel):
         None,
         description="Column or key that holds the text; replaces the corpus's `text_field`",
     )
+    document_separator: str | None = Field(
+        None,
+        min_length=1,
+        description="What stands between the documents of a .txt file, such as <|endoftext|>; "
+        "without it, or in the corpus's file, such a file is one document",
+    )
     on_mismatch: Literal["refuse", "restart"] = Field(
         "refuse",
         description="What to do on resume with other text, another seed or another tokenizer: "

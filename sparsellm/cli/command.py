@@ -196,15 +196,18 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
     check_out(run_path, is_folder=True, option="--set logging.run_dir=DIR")
     start = None
+    text: list[str] = []
     if ranks.is_main():
-        from sparsellm.data.held_out import check_text
+        from sparsellm.data.first_look import check_text
         from sparsellm.runs.history import start_of
 
-        check_text(
+        text = check_text(
             recipe.data, recipe.model.context_length, validates=recipe.validation.every_steps > 0
         )
         start = None if options.fresh else start_of(recipe.run_path, options.resume)
     say = _say_what_is_trained(recipe, options, start)
+    for line in text:
+        say(line)
     in_place = ranks.is_main() and on_terminal()
     with waiting("loading PyTorch", None if in_place else say):  # after all checks without it
         from sparsellm.training.loop import train

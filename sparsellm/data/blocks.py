@@ -9,6 +9,7 @@ import numpy as np
 
 from sparsellm.data.json_lines import JsonLinesReader, JsonLinesStream
 from sparsellm.data.readers import Block, ParquetReader, Rows, ShardReader, TextReader
+from sparsellm.data.separated import SeparatedReader
 from sparsellm.data.shards import Shard
 from sparsellm.data.token_shards import TokenReader
 from sparsellm.data.tokenizer import Tokens
@@ -20,12 +21,12 @@ MOST_READERS = 128
 MOST_READERS_PER_STREAM = 4
 MOST_DOCUMENTS = 256  # read at a time
 
-_Column = tuple[str, str]  # address and text field
+_Column = tuple[str, str, str | None]  # address, text field and separator
 _READERS: dict[str, Callable[[Shard], ShardReader]] = {
     "parquet": ParquetReader,
     "jsonl": lambda shard: (JsonLinesStream if shard.compression else JsonLinesReader)(shard),
     "tokens": TokenReader,
-    "sources": TextReader,
+    "sources": lambda shard: (SeparatedReader if shard.separator else TextReader)(shard),
 }
 
 
@@ -151,4 +152,4 @@ def documents_in_order(shards: tuple[Shard, ...]) -> Iterator[Sequence[str | Tok
 
 def _column(shard: Shard) -> _Column:
     # Two corpora of a mixture may read two columns of one file.
-    return shard.url, shard.text_field
+    return shard.url, shard.text_field, shard.separator

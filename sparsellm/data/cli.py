@@ -71,6 +71,8 @@ def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
     text = "globs or folders that replace its held-out files"
     parser.add_argument("--validation-files", nargs="+", help=text)
     parser.add_argument("--text-field", help="column or key that holds the text")
+    text = "what stands between the documents of a .txt file"
+    parser.add_argument("--document-separator", metavar="TEXT", help=text)
     text = "gpt2 (default), bytes or hf:ID_OR_PATH"
     parser.add_argument("--tokenizer", default="gpt2", help=text)
 
@@ -79,7 +81,7 @@ def _corpus(options: argparse.Namespace) -> Corpus:
     from sparsellm.data.corpus import single_corpus
     from sparsellm.recipe_sections import DataConfig
 
-    keys = ("corpus", "files", "validation_files", "text_field")
+    keys = ("corpus", "files", "validation_files", "text_field", "document_separator")
     return single_corpus(DataConfig(**{key: getattr(options, key) for key in keys}))
 
 

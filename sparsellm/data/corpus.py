@@ -78,6 +78,9 @@ class FilesCorpus(StrictModel):
         0, ge=0, lt=1, description="Share of the documents to hold out, by a hash of their text"
     )
     text_field: str = Field("text", description="Column or key that holds the document")
+    document_separator: str | None = Field(
+        None, min_length=1, description="What stands between the documents of a .txt file"
+    )
 
 
 class StdlibCorpus(StrictModel):
@@ -155,10 +158,10 @@ def load_corpora(data: DataConfig) -> tuple[Corpus, ...]:
         if content.get("source") != "mixture":
             return (single_corpus(data),)
         weights = validate(MixtureCorpus, content, path).corpora
-    if data.files or data.validation_files or data.text_field:
+    if data.files or data.validation_files or data.text_field or data.document_separator:
         raise ValueError(
-            "data.files, data.validation_files and data.text_field apply to a single corpus; in a "
-            "mixture give each a YAML file of its own"
+            "data.files, data.validation_files, data.text_field and data.document_separator apply "
+            "to a single corpus; in a mixture give each a YAML file of its own"
         )
     corpora = tuple(replace(load_corpus(name), weight=w) for name, w in weights.items())
     names = [c.name for c in corpora]
@@ -181,6 +184,7 @@ def single_corpus(data: DataConfig) -> Corpus:
         FileNotFoundError, ValueError: as `load_corpus`, or it is a mixture.
     """
     instead = {"files", "validation_files", "validation_fraction", "text_field"}
+    instead |= {"document_separator"}
     return load_corpus(str(data.corpus), **data.model_dump(include=instead))
 
 
@@ -194,7 +198,8 @@ def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead:
         validation_fraction: share of the documents of other ``files`` to hold out, unless there are
             validation files or shards.
         instead: what replaces the YAML's own ``files`` (its ``validation_files`` are then left
-            out), ``validation_files`` and ``text_field``; None replaces nothing.
+            out), ``validation_files``, ``text_field`` and ``document_separator``; None replaces
+            nothing.
 
     Raises:
         FileNotFoundError: the corpus does not exist, or a glob matches nothing.
@@ -238,7 +243,7 @@ def _hub(name: str, config: HubCorpus) -> Corpus:
         f"the file list of {config.repo} ({config.config})",
     )
     urls = sorted(str(url) for url in builder.config.data_files[config.split])
-    shards = [to_shard(url, config.text_field) for url in urls]
+    shards = tuple(to_shard(url, config.text_field) for url in urls)
     return _hold_out(name, shards, config.validation_shards)
 
 
@@ -252,27 +257,33 @@ def _files(name: str, config: FilesCorpus, path: Path, given: Set[str]) -> Corpu
 
     # Several globs may cover several layouts; together they must match something.
     train = found("files", config.files)
-    shards = [to_shard(url, config.text_field) for url in train.values()]
+    separator = config.document_separator
+
+    def shards_of(files: dict[str, str]) -> tuple[Shard, ...]:
+        return tuple(to_shard(url, config.text_field, separator) for url in files.values())
+
+    shards = shards_of(train)
+    if separator and all(shard.format != "sources" for shard in shards):
+        raise ValueError(
+            f"document_separator {separator!r} is for .txt files, and corpus {name} has none: in "
+            "others each row is one document"
+        )
     if config.validation_fraction:
-        return Corpus(name, *hold_out(tuple(shards), config.validation_fraction))
+        return Corpus(name, *hold_out(shards, config.validation_fraction))
     if config.validation_files:
         held_out = found("validation_files", config.validation_files)
         overlap = held_out.keys() & train.keys()
         if overlap:
             both = min(held_out[file] for file in overlap)
             raise ValueError(f"{path}: {both} is in files and in validation_files")
-        return Corpus(
-            name,
-            tuple(shards),
-            tuple(to_shard(url, config.text_field) for url in held_out.values()),
-        )
+        return Corpus(name, shards, shards_of(held_out))
     return _hold_out(name, shards, config.validation_shards)
 
 
-def _hold_out(name: str, shards: list[Shard], count: int) -> Corpus:
+def _hold_out(name: str, shards: tuple[Shard, ...], count: int) -> Corpus:
     if count >= len(shards):
         raise ValueError(
             f"corpus {name}: validation_shards {count} of {len(shards)} files leaves no training"
         )
     split = len(shards) - count
-    return Corpus(name, tuple(shards[:split]), tuple(shards[split:]))
+    return Corpus(name, shards[:split], shards[split:])

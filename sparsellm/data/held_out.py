@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparsellm.data.blocks import documents_in_order
-from sparsellm.data.corpus import Corpus, hub_sources, load_corpora
+from sparsellm.data.corpus import Corpus
 from sparsellm.data.shards import Shard, warn_once
 from sparsellm.data.stream import with_eot
 from sparsellm.data.token_shards import check_tokenizer
-from sparsellm.data.tokenizer import Tokenizer, Tokens, load_tokenizer
-from sparsellm.recipe_sections import DataConfig
+from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 if TYPE_CHECKING:  # what the text is gets checked before torch is loaded, which takes seconds
     from torch import Tensor
@@ -27,22 +26,6 @@ def read_in_order(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> Iterator[T
     """Tokens of every document of the shards, once, unshuffled, each ended by ``eot_id``."""
     for contents in documents_in_order(shards):
         yield from with_eot(contents, tokenizer)
-
-
-def check_text(data: DataConfig, context_length: int, validates: bool) -> None:
-    """Raises early, before torch is loaded, what would keep a run from reading its text.
-
-    Text on the hub or at an address is not looked at.
-
-    Raises:
-        FileNotFoundError, ValueError: as `load_corpora` and, if the run ``validates``, as
-            `validated`.
-    """
-    if hub_sources(data.corpus) or any("://" in file for file in data.files or ()):
-        return
-    corpora = load_corpora(data)
-    if validates:
-        validated(corpora, load_tokenizer(data.tokenizer), context_length)
 
 
 def validated(

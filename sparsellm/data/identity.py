@@ -61,6 +61,8 @@ def identity(shard: Shard) -> str:
             digest.update(f"{Path(part).name}\n{content_identity(part)}\n".encode())
     if shard.text_field != "text" and shard.format not in ("sources", "tokens"):
         digest.update(f"column {shard.text_field}\n".encode())
+    if shard.separator:
+        digest.update(f"separator {shard.separator!r}\n".encode())
     if shard.part != (0.0, 1.0):
         digest.update(f"documents {shard.part}\n".encode())
     if shard.divided:

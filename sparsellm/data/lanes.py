@@ -28,6 +28,7 @@ from sparsellm.data.tokenizer import Tokenizer, Tokens
 NUM_LANES = 48
 # With fewer documents per lane, lanes would end an epoch at very different times.
 DOCUMENTS_PER_LANE = 32
+ENOUGH_DOCUMENTS = DOCUMENTS_PER_LANE * NUM_LANES  # for all lanes
 # 2**64 / golden ratio: multiples of it, modulo 2**64, are spread as evenly as can be.
 _WEYL = 0x9E3779B97F4A7C15
 
@@ -147,8 +148,7 @@ def choose_num_lanes(corpora: tuple[Corpus, ...]) -> int:
     Raises:
         ValueError: a corpus has no document with text.
     """
-    wanted = DOCUMENTS_PER_LANE * NUM_LANES
-    fewest = min(_count_documents(corpus, wanted) for corpus in corpora)
+    fewest = min(_count_documents(corpus, ENOUGH_DOCUMENTS) for corpus in corpora)
     divisors = [n for n in range(1, NUM_LANES + 1) if NUM_LANES % n == 0]
     return max(n for n in divisors if n == 1 or n * DOCUMENTS_PER_LANE <= fewest)
 

@@ -65,6 +65,14 @@ def damaged(where: str, error: Exception) -> Exception:
     )
 
 
+def not_utf8(url: str, error: UnicodeDecodeError) -> ValueError:
+    """What to raise for a text file in another encoding."""
+    return ValueError(
+        f"{url} is not UTF-8 text ({error}); convert it (iconv -f LATIN1 -t UTF-8, or what it is "
+        "in), or take it out of the corpus"
+    )
+
+
 def what_it_has(names: list[str]) -> str:
     """The end of an error message: the first columns or keys, and how to name the right one.
 
@@ -100,10 +108,7 @@ class TextReader(ShardReader, Block):
                 source = pa.CompressedInputStream(file, compression) if compression else file
                 return str(source.read().decode("utf-8-sig"))  # without a byte order mark
             except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{url} is not UTF-8 text ({error}); convert it (iconv -f LATIN1 -t UTF-8, or "
-                    "what it is in), or take it out of the corpus"
-                ) from error
+                raise not_utf8(url, error) from error
             except (pa.ArrowException, OSError, EOFError) as error:
                 raise damaged(url, error) from error
 

@@ -53,6 +53,7 @@ class Shard:
     text_field: str = "text"
     compression: str | None = None
     members: tuple[str, ...] = ()
+    separator: str | None = None  # between the documents of a text file; None: it is one document
     part: tuple[float, float] = (0.0, 1.0)  # (a, b): documents whose hash h has a ≤ h < b
     # (h, a, b): of a document with hash h only what lies between these shares of its length.
     divided: tuple[float, float, float] | None = None
@@ -226,8 +227,8 @@ def warn_once(message: str) -> None:
     logger.warning(message)
 
 
-def to_shard(url: str, text_field: str) -> Shard:
-    """The shard of a file, by its name.
+def to_shard(url: str, text_field: str, separator: str | None = None) -> Shard:
+    """The shard of a file, by its name; ``separator`` is of text files.
 
     Raises:
         ValueError: its format is unknown.
@@ -239,7 +240,7 @@ def to_shard(url: str, text_field: str) -> Shard:
             f"{', '.join(COMPRESSIONS)}"
         )
     if kind == "text":
-        return Shard(url, "sources", text_field, compression, members=(url,))
+        return Shard(url, "sources", text_field, compression, (url,), separator)
     return Shard(url, kind, text_field, compression)
 
 

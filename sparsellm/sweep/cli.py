@@ -54,7 +54,7 @@ def _sweep(options: argparse.Namespace) -> None:
             state = "finished" if is_finished(run.recipe) else "to do"
             print(f"{run.name:{width}} {tokens:>14,} tokens  {state}")
         return
-    from sparsellm.data.held_out import check_text
+    from sparsellm.data.first_look import check_text
 
     texts = {}
     for recipe in (run.recipe for run in chosen):

@@ -150,6 +150,22 @@ def test_a_single_document_is_divided_as_text_and_as_tokens(tmp_path):
     assert len(end) == pytest.approx(0.1 * len(ids), abs=1)
 
 
+def test_documents_with_a_separator_between_them_are_tokenised_apart(tmp_path):
+    stories = [f"Story {i} of a dog. " * (1 + i % 5) for i in range(300)]
+    (tmp_path / "a.txt").write_text("\n@@\n".join(stories))
+    own = ["--files", str(tmp_path / "a.txt"), "--document-separator=@@", "--tokenizer", "bytes"]
+    assert main(["data", "tokenize", "local", str(tmp_path / "tokens"), "--workers=1", *own]) == 0
+    ids = np.fromfile(tmp_path / "tokens" / "train" / "00000.bin", np.uint16)
+    held_out = np.fromfile(tmp_path / "tokens" / "validation" / "00000.bin", np.uint16)
+    assert (ids == 256).sum() + (held_out == 256).sum() == len(stories)
+    text = load_corpora(
+        DataConfig(corpus=str(tmp_path / "a.txt"), document_separator="@@", tokenizer="bytes")
+    )
+    tokens = load_corpora(DataConfig(corpus=str(tmp_path / "tokens" / "local.yaml")))
+    for some, same in zip(_stream(text)[0], _stream(tokens)[0], strict=True):
+        assert torch.equal(some, same)
+
+
 def test_shards_have_megatrons_layout(texts, tmp_path):
     assert _tokenize(texts, tmp_path) == 0
     path = tmp_path / "train" / "00000.bin"

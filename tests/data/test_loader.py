@@ -22,7 +22,8 @@ from conftest import process_env
 
 from sparsellm.data import identity
 from sparsellm.data.corpus import load_corpora, load_corpus
-from sparsellm.data.held_out import check_text, validated, validation_batches
+from sparsellm.data.first_look import check_text
+from sparsellm.data.held_out import validated, validation_batches
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.tokenizer import load_tokenizer
@@ -319,7 +320,7 @@ def test_a_share_that_is_too_short_is_not_validated_on(tmp_path, caplog):
 def test_text_is_checked_without_torch(tmp_path):
     (tmp_path / "a.txt").write_text("a few words " * 100)
     code = (
-        "import sys; from sparsellm.data.held_out import check_text as check; "
+        "import sys; from sparsellm.data.first_look import check_text as check; "
         "from sparsellm.recipe_sections import DataConfig as Data; "
         f"check(Data(corpus={str(tmp_path)!r}, tokenizer='bytes'), 8, True); "
         "sys.exit('torch' in sys.modules)"

@@ -1,0 +1,68 @@
+"""Looks at the text of a run before torch is loaded, which takes seconds."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+
+from sparsellm.data.blocks import documents_in_order
+from sparsellm.data.corpus import Corpus, hub_sources, load_corpora
+from sparsellm.data.held_out import validated
+from sparsellm.data.lanes import ENOUGH_DOCUMENTS
+from sparsellm.data.shards import Shard
+from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
+from sparsellm.recipe_sections import DataConfig
+
+
+def check_text(data: DataConfig, context_length: int, validates: bool) -> list[str]:
+    """Raises early what would keep a run from reading its text; returns what to tell of the text.
+
+    Text on the hub or at an address is not looked at.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_corpora`, `load_tokenizer` and, if the run
+            ``validates``, `validated`; or one of the first documents cannot be read.
+    """
+    if hub_sources(data.corpus) or any("://" in file for file in data.files or ()):
+        return []
+    corpora, tokenizer = load_corpora(data), load_tokenizer(data.tokenizer)
+    if validates:
+        validated(corpora, tokenizer, context_length)
+    return [line for corpus in corpora for line in _told(corpus, tokenizer)]
+
+
+def _told(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
+    """The number of documents, if there are few, and a warning of a separator within them."""
+    count = 0
+    lines: list[str] = []
+    eot = tokenizer.decode([tokenizer.eot_id])
+    for shard in corpus.train:
+        number, times = _look_into(shard, eot, ENOUGH_DOCUMENTS - count)
+        count += number
+        if times and not lines:
+            remedy = "divide such rows beforehand"
+            if shard.format == "sources":
+                remedy = f"set data.document_separator={eot}"
+            lines.append(
+                f"warning: corpus {corpus.name}: {shard.url} holds {eot} {times:,} times; the "
+                "tokenizer ends documents with it, but inside of a text it is ordinary characters. "
+                f"If it stands between documents, {remedy}"
+            )
+        if count >= ENOUGH_DOCUMENTS:
+            return lines
+    documents = f"{count:,} document{'s' * (count != 1)}"
+    held_out = sum(_look_into(s, eot, ENOUGH_DOCUMENTS)[0] for s in corpus.validation)
+    if held_out:
+        documents += f" to train on, {held_out:,} held out"
+    if corpus.train[0].divided:
+        documents += " (of the one that is divided, its end)"
+    return [f"corpus {corpus.name}: {documents}", *lines]
+
+
+def _look_into(shard: Shard, eot: str, most: int) -> tuple[int, int]:
+    """Documents with text, counted up to ``most``, and how often they spell out ``eot``."""
+    count = times = 0
+    documents = chain.from_iterable(documents_in_order((shard,)))
+    for content in islice(filter(len, documents), most):
+        count += 1
+        times += content.count(eot) if isinstance(content, str) else 0
+    return count, times

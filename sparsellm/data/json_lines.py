@@ -15,7 +15,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparsellm.data.network import one_line, open_file
-from sparsellm.data.readers import Block, Rows, ShardReader, damaged, what_it_has
+from sparsellm.data.readers import (
+    Block,
+    NotUtf8Error,
+    Rows,
+    ShardReader,
+    damaged,
+    decode,
+    which_text,
+)
 from sparsellm.data.shards import Shard
 
 BLOCK_BYTES = 4 * 2**20
@@ -149,7 +157,9 @@ class _Lines(Block):
         if not line.strip():
             return ""
         try:
-            document = json.loads(line)
+            document = json.loads(decode(line, "surrogatepass"))
+        except NotUtf8Error as error:
+            raise self._error(row, str(error)) from error
         except (ValueError, RecursionError) as error:
             begins_array = line.lstrip().startswith(b"[")
             remedy = _ONE_ARRAY if begins_array else "repair or remove the line"
@@ -169,7 +179,8 @@ def _why_no_text(document: object, field: str) -> str:
     if not isinstance(document, dict):
         remedy = _ONE_ARRAY if isinstance(document, list) else _ONE_OBJECT
         return f" is of type {type(document).__name__}, not an object; {remedy}"
-    named = what_it_has(list(document))
+    texts = [key for key, value in document.items() if isinstance(value, str) and key != field]
+    named = which_text(texts, list(document), "repair or remove the line")
     if field not in document:
         return f" has no key {field!r}; {named}"
     return f": {field!r} is of type {type(document[field]).__name__}, not text; {named}"

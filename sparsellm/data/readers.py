@@ -5,7 +5,9 @@ A block is a Parquet row group, the lines that begin within a range of bytes of 
 benchmarks/LOG.md says why `datasets` does not read them.
 """
 
+import codecs
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -65,22 +67,45 @@ def damaged(where: str, error: Exception) -> Exception:
     )
 
 
-def not_utf8(url: str, error: UnicodeDecodeError) -> ValueError:
-    """What to raise for a text file in another encoding."""
-    return ValueError(
-        f"{url} is not UTF-8 text ({error}); convert it (iconv -f LATIN1 -t UTF-8, or what it is "
-        "in), or take it out of the corpus"
-    )
+class NotUtf8Error(ValueError):
+    """Text is in another encoding; the message is the end of a sentence about it."""
 
 
-def what_it_has(names: list[str]) -> str:
-    """The end of an error message: the first columns or keys, and how to name the right one.
+def decode(data: bytes, errors: str = "strict") -> str:
+    """UTF-8 text, without a byte order mark.
 
+    Raises:
+        NotUtf8Error: it is in another encoding.
+    """
+    try:
+        text, why = data.decode("utf-8-sig", errors), "it has many zero bytes"
+    except UnicodeDecodeError as error:
+        text, why = None, str(error)
+    # In UTF-16 half of the bytes of English are zero.
+    utf16 = data.startswith(_MARKS_OF_UTF16) or 4 * data.count(0) > len(data)
+    if text is None or utf16:
+        name = "UTF-16" if utf16 else "LATIN1, or what it is in,"
+        raise NotUtf8Error(
+            f" is not UTF-8 text ({why}); convert it (iconv -f {name} -t UTF-8), or take it out of "
+            "the corpus"
+        )
+    return text
+
+
+_MARKS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def which_text(of_text: Sequence[str], names: Sequence[str], remedy: str) -> str:
+    """The end of an error message: the columns or keys that hold text, and how to name one.
+
+    Where none holds text: all ``names``, and the ``remedy``.
     Names are shortened: in a file without a header they are the text of its first line.
     """
-    shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20]]
-    shown += ["…"] if len(names) > 20 else []
-    return f"it has {', '.join(shown)}. Name its text with data.text_field"
+    shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in (of_text or names)[:20]]
+    shown += ["…"] if len(of_text or names) > 20 else []
+    if of_text:
+        return f"it has {', '.join(shown)}. Name its text with data.text_field"
+    return f"it has no text ({', '.join(shown)}); {remedy}"
 
 
 class TextReader(ShardReader, Block):
@@ -106,11 +131,13 @@ class TextReader(ShardReader, Block):
             try:
                 compression = self._shard.compression
                 source = pa.CompressedInputStream(file, compression) if compression else file
-                return str(source.read().decode("utf-8-sig"))  # without a byte order mark
-            except UnicodeDecodeError as error:
-                raise not_utf8(url, error) from error
+                data = source.read()
             except (pa.ArrowException, OSError, EOFError) as error:
                 raise damaged(url, error) from error
+        try:
+            return decode(data)
+        except NotUtf8Error as error:
+            raise ValueError(f"{url}{error}") from error
 
 
 class ParquetReader(ShardReader):
@@ -175,13 +202,19 @@ class TextColumn(Block):
 
 def _check_text_column(schema: pa.Schema, shard: Shard) -> None:
     field = shard.text_field
+    texts = [column.name for column in schema if _holds_text(column.type)]
+    others = [name for name in texts if name != field]
+    rest = which_text(others, schema.names, "take it out of the corpus")
     if (count := schema.names.count(field)) != 1:
         has = f"{count} columns" if count else "no column"
-        raise ValueError(f"{shard.url}: {has} {field!r}; {what_it_has(schema.names)}")
-    kind = schema.field(field).type
+        raise ValueError(f"{shard.url}: {has} {field!r}; {rest}")
+    if field not in texts:
+        raise ValueError(
+            f"{shard.url}: column {field!r} holds {schema.field(field).type}, not text; {rest}"
+        )
+
+
+def _holds_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):  # each text once, and its number in each row
         kind = kind.value_type
-    if kind not in (pa.string(), pa.large_string(), pa.string_view(), pa.null()):
-        raise ValueError(
-            f"{shard.url}: column {field!r} holds {kind}, not text; {what_it_has(schema.names)}"
-        )
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())

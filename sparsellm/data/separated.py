@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sparsellm.data.json_lines import BLOCK_BYTES
 from sparsellm.data.network import open_file
-from sparsellm.data.readers import Block, Rows, ShardReader, damaged, not_utf8
+from sparsellm.data.readers import Block, NotUtf8Error, Rows, ShardReader, damaged, decode
 from sparsellm.data.shards import Shard
 
 
@@ -77,10 +77,7 @@ class _Documents(Block):
         return len(self._parts)
 
     def documents(self, rows: Rows) -> list[str]:
-        return [self._text(self._parts[row]) for row in rows.tolist()]
-
-    def _text(self, part: bytes) -> str:
         try:  # line breaks around the separator are not of the documents
-            return part.decode("utf-8-sig").strip("\r\n")
-        except UnicodeDecodeError as error:
-            raise not_utf8(self._url, error) from error
+            return [decode(self._parts[row]).strip("\r\n") for row in rows.tolist()]
+        except NotUtf8Error as error:
+            raise ValueError(f"{self._url}{error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 
 import fsspec
@@ -166,6 +167,21 @@ def test_text_that_is_not_utf_8_is_refused_and_a_byte_order_mark_is_no_text(tmp_
     assert open_shard(shard).read(0).documents(np.arange(1)) == ["café"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "latin-1"])
+@pytest.mark.parametrize("end", ["jsonl", "jsonl.gz", "txt"])
+def test_another_encoding_is_named_with_how_to_convert_it(tmp_path, encoding, end):
+    """``json.loads`` would take the first line of UTF-16, and ``decode`` a .txt without a mark."""
+    text = '{"text": "a caf\u00e9 of some length, and further words"}\n' * 3
+    path = tmp_path / f"a.{end}"
+    data = text.encode(encoding)
+    path.write_bytes(gzip.compress(data) if end.endswith("gz") else data)
+    shard = load_corpus("local", files=[str(path)]).train[0]
+    place = "" if end == "txt" else ": line 1"
+    name = "LATIN1" if encoding == "latin-1" else "UTF-16"
+    with pytest.raises(ValueError, match=rf"a\.{end}{place} is not UTF-8 text \(.*iconv -f {name}"):
+        open_shard(shard).read(0).documents(np.arange(1))
+
+
 def test_files_for_a_corpus_that_has_none_name_the_remedy(tmp_path):
     files = [str(_parquet(tmp_path / "a.parquet"))]
     with pytest.raises(ValueError, match=r"data\.files does not apply to.*sample.*local"):
@@ -274,7 +290,14 @@ def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):
             r" is damaged, or not in the format",
         ),
         (lambda p: _parquet(p, column="body"), r"no column 'text'; it has body"),
-        (lambda p: pq.write_table(pa.table({"text": [1, 2]}), p), r"column 'text' holds int64"),
+        (
+            lambda p: pq.write_table(pa.table({"text": [1, 2]}), p),
+            r"column 'text' holds int64, not text; it has no text \(text\); take it out",
+        ),
+        (
+            lambda p: pq.write_table(pa.table({"text": [1], "n": [1], "body": ["b"]}), p),
+            r"column 'text' holds int64, not text; it has body\. Name its text",
+        ),
         (
             lambda p: pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), p),
             r"2 columns 'text'",
@@ -330,7 +353,11 @@ def test_row_group_above_2_gib_is_read(tmp_path, monkeypatch):
     [
         ("{broken", r"line 3 is not JSON"),
         ('{"body": "x"}', r"line 3 has no key 'text'"),
-        ('{"text": 5}', r"line 3: 'text' is of type int, not text; it has text"),
+        ('{"text": 5}', r"line 3: 'text' is of type int, not text; it has no text .*remove the l"),
+        (
+            '{"text": 5, "n": 1, "body": "x"}',
+            r"line 3: 'text' is of type int, not text; it has body\. Name its text",
+        ),
         ('["text"]', r"line 3 is of type list, not an object; each line must.*jq -c"),
         ("[", r"line 3 is not JSON.*jq -c"),
         ('"text"', r"line 3 is of type str, not an object; each line must be"),

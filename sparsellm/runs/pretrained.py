@@ -40,6 +40,16 @@ class Pretrained:
     stored: str  # type or types that the weights had where they were read, such as "bfloat16"
 
 
+@dataclass(frozen=True)
+class Weights:
+    """Weights for ``train --init-from``, on the CPU and in their stored type."""
+
+    path: Path
+    recipe: Recipe  # that they were trained with
+    tensors: dict[str, Tensor]
+    trainer: dict[str, Any]
+
+
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint that a path refers to.
 
@@ -82,12 +92,22 @@ def load_pretrained(
         ValueError: a file is damaged; recipe, configuration, weights and tokenizer differ; or a
             Hugging Face folder is of another family than ours.
     """
-    weights = read_weights(path, recipe)
+    return build_pretrained(read_weights(path, recipe), device, dtype, recipe_given=bool(recipe))
+
+
+def build_pretrained(
+    weights: Weights, device: torch.device | str, dtype: torch.dtype, *, recipe_given: bool = False
+) -> Pretrained:
+    """As `load_pretrained`, from weights that were read; ``recipe_given``: their reader gave one.
+
+    Raises:
+        ValueError: recipe, configuration, weights and tokenizer differ.
+    """
     remedy = "give the recipe that it was trained with"
     tokenizer, source = load_tokenizer(weights.recipe.data.tokenizer), str(weights.path)
     if hf_folder.is_hugging_face(weights.path):
         check_tokenizer(weights.path, tokenizer)
-        remedy = remedy if recipe else hf_folder.REMEDY
+        remedy = remedy if recipe_given else hf_folder.REMEDY
     else:
         source = str(weights.path / checkpoint.MODEL_FILE)
     model = build_zero_model(weights.recipe, tokenizer.eot_id)
@@ -160,16 +180,6 @@ def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = F
         "data": {"tokenizer": weights.data.tokenizer},
     }
     return load_recipe(name, overrides, instead)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Weights for ``train --init-from``, on the CPU and in their stored type."""
-
-    path: Path
-    recipe: Recipe  # that they were trained with
-    tensors: dict[str, Tensor]
-    trainer: dict[str, Any]
 
 
 def read_weights(path: Path, recipe: str | None = None) -> Weights:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -30,6 +31,18 @@ def first_nonfinite(tensors: dict[str, Tensor]) -> str | None:
     # All are queued before the first is waited for.
     finite = {name: tensor.isfinite().all() for name, tensor in tensors.items()}
     return next((name for name, is_finite in finite.items() if not is_finite), None)
+
+
+def tensors_digest(tensors: dict[str, Tensor]) -> str:
+    """A hash (XXH3, 128 bits, hexadecimal) of tensors on the CPU: names, types, shapes and bytes.
+
+    The order of the names does not matter, nor how the tensors lie in files or in memory.
+    """
+    digest = xxhash.xxh3_128()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

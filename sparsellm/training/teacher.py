@@ -15,7 +15,8 @@ from sparsellm.model import HFModel, prepare_blocks
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.runs.pretrained import build_pretrained, read_weights
+from sparsellm.runs.state import tensors_digest
 
 
 class Teacher:
@@ -23,7 +24,8 @@ class Teacher:
 
     Args:
         model: in evaluation mode.
-        name: what checkpoints say of it: path, and the run's name, step and tokens.
+        name: what checkpoints say of it: path, the run's name, step and tokens, and a hash of its
+            weights.
     """
 
     def __init__(self, model: HFModel, name: dict[str, Any]) -> None:
@@ -71,7 +73,8 @@ def load_teacher(
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     with together(device):
         try:
-            loaded = load_pretrained(path, device, dtype)
+            weights = read_weights(path)
+            loaded = build_pretrained(weights, device, dtype)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"train.distillation needs its teacher: {error}; if it was moved, give its new "
@@ -79,9 +82,14 @@ def load_teacher(
             ) from error
     name = {"path": str(loaded.path.resolve()), "name": loaded.recipe.name}
     name |= {key: loaded.trainer[key] for key in ("step", "tokens")}
-    if saved and (other := [key for key in name if key != "path" and name[key] != saved[key]]):
-        was = ", ".join(f"{key} {saved[key]}" for key in other)
-        raise ValueError(f"train.distillation: {path} is another teacher than this run's ({was})")
+    name["weights"] = tensors_digest(weights.tensors)
+    if saved and name["weights"] != saved.get("weights"):
+        raise ValueError(
+            f"train.distillation: {path} has other weights than this run's teacher "
+            f"({saved['name']}, step {saved['step']}, {saved['tokens']} tokens, which was at "
+            f"{saved['path']}); give the teacher's place with --init-from, or begin a new run: "
+            "--set name=NEW"
+        )
     theirs, ours = loaded.recipe.data.tokenizer, recipe.data.tokenizer
     if theirs != ours or loaded.recipe.padded_vocab_size != recipe.padded_vocab_size:
         raise ValueError(

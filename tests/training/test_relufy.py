@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import Ramp
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint
 from sparsellm.runs.pretrained import recipe_for
 from sparsellm.runs.records import read_metrics
+from sparsellm.runs.state import tensors_digest
 from sparsellm.training.loop import train
 from sparsellm.training.objective import LossSums, distillation_losses, total_loss
 from sparsellm.training.run import build_run, close_run
@@ -130,7 +133,24 @@ def test_the_teacher_is_the_original_and_neither_trained_nor_saved(tiny, dense):
         close_run(run)
     teacher = json.loads((last / "trainer.json").read_text())["teacher"]
     path = str((dense / "checkpoints" / "step_00000004").resolve())
+    digest = teacher.pop("weights")
+    assert len(digest) == 32
+    assert digest == tensors_digest(checkpoint.read_kind(Path(path), "model"))
     assert teacher == {"path": path, "name": "dense", "step": 4, "tokens": 1024}
+
+
+def test_the_digest_of_weights_is_that_of_names_types_and_bytes():
+    weights = {"b": torch.arange(6.0).view(2, 3), "a": torch.zeros((), dtype=torch.bfloat16)}
+    digest = tensors_digest(weights)
+    assert digest == tensors_digest(dict(reversed(weights.items())))
+    assert digest == tensors_digest(weights | {"b": weights["b"].T.contiguous().T})
+    for name, tensor in {
+        "b": weights["b"].view(3, 2),
+        "c": weights["b"],
+        "a": torch.tensor(-0.0, dtype=torch.bfloat16),
+    }.items():
+        assert digest != tensors_digest(weights | {name: tensor})
+    assert digest != tensors_digest(weights | {"a": weights["a"].half()})
 
 
 @pytest.mark.parametrize("name", ["Llama 3", "Mistral 0.1", "Qwen2", "Qwen3", "SmolLM3", "Arcee"])
@@ -169,9 +189,13 @@ def test_a_teacher_that_cannot_be_had_is_named(tiny, dense, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"needs its teacher: .*moved, give its new place"):
         load_teacher(recipe, cpu, last, None)
     earlier = moved / "checkpoints" / "step_00000002"
-    with pytest.raises(ValueError, match=r"another teacher than this run's \(step 4, tokens 1024"):
+    with pytest.raises(ValueError, match=r"other weights than this run's teacher \(dense, step 4"):
         load_teacher(recipe, cpu, last, earlier)
     assert load_teacher(recipe, cpu, last, moved).name["path"].startswith(str(moved))
+    retrained = tiny(*SILU, "name=dense", "seed=7", f"logging.run_dir={tmp_path}")
+    assert _train(retrained).name == "step_00000004"  # the same name, step and tokens
+    with pytest.raises(ValueError, match=r"other weights than this run's teacher \(dense, step 4"):
+        load_teacher(recipe, cpu, last, retrained.run_path)
     other = tiny(*DISTILLED, "model.vocab_multiple=128")
     with pytest.raises(ValueError, match=r"tokenizer bytes and 320 logits, this run bytes and 384"):
         load_teacher(other, cpu, None, moved)

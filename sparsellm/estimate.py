@@ -50,8 +50,7 @@ def count_parameters(recipe: Recipe) -> ParameterCount:
     embedding = recipe.padded_vocab_size * m.hidden_size
     query, key = (h * m.head_dim for h in (m.num_attention_heads, m.num_key_value_heads))
     outputs = {"q": query, "k": key, "v": key, "o": m.hidden_size}
-    biased = "qkvo" if m.huggingface.get("attention_bias") else architecture.attention_biases
-    biases = sum(outputs[projection] for projection in biased)
+    biases = sum(outputs[projection] for projection in _biased_projections(recipe))
     norms = 2 * m.hidden_size + (2 * m.head_dim if architecture.query_key_norms else 0)
     return ParameterCount(
         embedding=embedding,
@@ -59,6 +58,29 @@ def count_parameters(recipe: Recipe) -> ParameterCount:
         attention=m.num_hidden_layers * 2 * m.hidden_size * (query + key),
         ffn=m.num_hidden_layers * matrices * m.hidden_size * m.intermediate_size,
         vectors=m.num_hidden_layers * (norms + biases) + m.hidden_size,
+    )
+
+
+def model_shape(recipe: Recipe) -> dict[str, object]:
+    """What the names and shapes of the model's parameters follow from, besides the vocabulary."""
+    m, architecture = recipe.model, recipe.architecture
+    return {
+        "layers": m.num_hidden_layers,
+        "hidden_size": m.hidden_size,
+        "intermediate_size": m.intermediate_size,
+        "ffn": architecture.ffn_matrices,
+        "attention": [h * m.head_dim for h in (m.num_attention_heads, m.num_key_value_heads)],
+        "head": m.head_dim if architecture.query_key_norms else None,
+        "biases": _biased_projections(recipe),
+        "tied": m.tie_word_embeddings,
+    }
+
+
+def _biased_projections(recipe: Recipe) -> str:
+    return (
+        "qkvo"
+        if recipe.model.huggingface.get("attention_bias")
+        else (recipe.architecture.attention_biases)
     )
 
 

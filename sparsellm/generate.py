@@ -61,6 +61,9 @@ def _generate(options: argparse.Namespace) -> None:
     sampling = Sampling(options.temperature, options.top_k, options.seed)
     check_device(options.device)
     with waiting("loading PyTorch and the checkpoint"):
+        from sparsellm.runs.find import find_checkpoint
+
+        find_checkpoint(options.source)  # raises before torch is loaded
         from sparsellm.device import default_dtype, pick_device
         from sparsellm.runs.pretrained import load_pretrained
 

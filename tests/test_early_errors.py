@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 from conftest import process_env
+
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.checkpoint import RECIPE_FILE, TRAINER_FILE
+from sparsellm.runs.lock import PRESENCE_FILE, Presence
+from sparsellm.runs.manifest import Manifest, write_manifest, write_pieces
 
 # Runs commands in one process, in which neither torch nor transformers can be imported.
 _PROGRAM = """
@@ -28,33 +34,79 @@ for command in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 
-# In a folder with an occupied folder `full`, and without a GPU.
+# In a folder with an occupied folder `full`, runs in `runs` and bad text, and without a GPU.
 REFUSED = {
+    "train debug --set name=busy": "runs/busy is being trained: process {pid} on host",
+    "train debug --set name=debug --set model.hidden_size=64": (
+        "runs/debug/checkpoints/step_00000002 is of a model of other shapes (changed since the "
+        "checkpoint: model.hidden_size 128 → 64): train this one by another name, --set name=NEW, "
+        "or start over with --fresh"
+    ),
+    "train debug --set name=debug --set optimizer.name=muon": "of optimizer.name adamw, not muon",
+    "train debug --resume full": "--resume full is not a checkpoint or a run that has one",
+    "train debug --set logging.wandb=online": "wandb knows no API key: run `wandb login`",
+    "train debug --set data.files=[text/bad.jsonl]": "bad.jsonl: line 1 is of type list",
+    "train debug --set data.files=[text] --set validation.every_steps=0": "line 1 is of type list",
+    "export runs/debug full": "full exists and is not empty; give a new folder, or delete it first",
+    "export runs/debug new --license MIT": "--license 'MIT': give the hub's identifier",
+    "export runs/debug new --max-shard-size 4": "--max-shard-size '4': write it as 4GB",
+    "export runs/debug new --drop-dead --device cuda": "--device cuda: there is no GPU here",
+    "export full new": "full is not a checkpoint",
+    "import full runs/debug": "runs/debug exists and is not empty",
+    "import full new": "full is not an exported folder: it has no config.json",
+    "analyze full": "full is not a checkpoint",
+    "analyze runs/debug --out text/bad.jsonl": "bad.jsonl is not a folder",
+    "generate full": "full is not a checkpoint",
+    "generate full --device cuda": "--device cuda: there is no GPU here; omit --device",
+    "generate full --temperature -1": "may be negative",
+    "eval full": "full is not a checkpoint",
+    "eval runs/debug --out full": "full cannot be written (it is a folder)",
     "report": "give run folders, or one sweep: --sweep runs/quality",
     "report full --sweep full": "give run folders, or one sweep",
     "report full --out full": "full cannot be written (it is a folder); name another file: --out",
+    "report full": "full is not a run: it has no metrics.jsonl",
+    "report --sweep full": "has no sweep.json",
     "bench ffn": "bench ffn measures GPU kernels and needs a CUDA device",
     "bench ffn-train": "bench ffn-train measures GPU kernels and needs a CUDA device",
     "bench forward full": "bench forward measures GPU kernels and needs a CUDA device",
     "bench loader --record full": "full cannot be written (it is a folder)",
-    "generate full --device cuda": "--device cuda: there is no GPU here; omit --device",
-    "generate full --temperature -1": "may be negative",
 }
+
+
+def _write_checkpoint(run_path):
+    """All of one that is read without torch."""
+    folder = run_path / "checkpoints" / "step_00000002"
+    folder.mkdir(parents=True)
+    contents = {
+        RECIPE_FILE: load_recipe("debug").to_yaml(),
+        TRAINER_FILE: json.dumps({"step": 2, "tokens": 16384}),
+    }
+    files = {
+        name: write_pieces(folder / name, [memoryview(text.encode())])
+        for name, text in contents.items()
+    }
+    manifest = Manifest(id="a", ancestors=[], step=2, created="", world_size=1, files=files)
+    write_manifest(folder, manifest)
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """Exit status and standard error of each command."""
     folder = tmp_path_factory.mktemp("here")
-    (folder / "full").mkdir()
+    for name in ("full", "text", "runs/busy"):
+        (folder / name).mkdir(parents=True)
     (folder / "full" / "file").write_text("")
-    commands = json.dumps([command.split() for command in REFUSED])
+    (folder / "text" / "bad.jsonl").write_text("[1]\n" * 9)
+    _write_checkpoint(folder / "runs" / "debug")
+    presence = Presence.within(folder / "runs" / "busy", "id").model_dump_json()
+    (folder / "runs" / "busy" / PRESENCE_FILE).write_text(presence)
+    environment = process_env(CUDA_VISIBLE_DEVICES="", HOME=str(folder))
+    environment.pop("WANDB_API_KEY", None)
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, commands],
-        capture_output=True, text=True, check=True, cwd=folder,
-        env=process_env(CUDA_VISIBLE_DEVICES=""),
+        [sys.executable, "-c", _PROGRAM, json.dumps([command.split() for command in REFUSED])],
+        capture_output=True, text=True, check=True, cwd=folder, env=environment,
     )  # fmt: skip
-    return dict(zip(REFUSED, json.loads(done.stdout), strict=True))
+    return dict(zip(REFUSED, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 @pytest.mark.parametrize("command", REFUSED)
@@ -62,4 +114,4 @@ def test_a_mistake_is_told_before_pytorch_is_loaded(command, answers):
     status, error = answers[command]
     assert status == 1, (status, error)
     assert error.startswith("error: ")
-    assert REFUSED[command] in error
+    assert REFUSED[command].replace("{pid}", str(os.getpid())) in error

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sparsellm.arguments import add_model, check_out, positive_int
+from sparsellm.arguments import add_model, check_device, check_out, positive_int
 from sparsellm.waiting import waiting
 
 ANALYSIS_FOLDER = "analysis"  # in a checkpoint, or in a folder of weights without one
@@ -40,17 +40,20 @@ def add_analyze_parser(commands: Any) -> None:
 
 @waiting("analyzing")
 def _analyze(options: argparse.Namespace) -> None:
-    from sparsellm.analyze.firing import analyze, held_out_corpus
-    from sparsellm.analyze.trace import save_traces
-    from sparsellm.device import default_dtype, pick_device
     from sparsellm.runs.files import write_atomically
+    from sparsellm.runs.find import find_checkpoint
     from sparsellm.runs.hf_folder import results_place
-    from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
-    device = pick_device(options.device)
+    check_device(options.device)
     path = find_checkpoint(options.source)
     out = options.out or results_place(options.source, path) / ANALYSIS_FOLDER
     check_out(out, is_folder=True)
+    from sparsellm.analyze.firing import analyze, held_out_corpus
+    from sparsellm.analyze.trace import save_traces
+    from sparsellm.device import default_dtype, pick_device
+    from sparsellm.runs.pretrained import load_pretrained
+
+    device = pick_device(options.device)
     pretrained = load_pretrained(path, device, default_dtype(device))
     count = pretrained.recipe.model.num_hidden_layers
     kept = range(count) if options.trace_layers is None else options.trace_layers

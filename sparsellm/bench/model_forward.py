@@ -27,8 +27,9 @@ from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.runs.find import find_checkpoint
 from sparsellm.runs.history import records_of, run_of
-from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained, load_recipe_of
+from sparsellm.runs.pretrained import Pretrained, load_pretrained, load_recipe_of
 from sparsellm.runs.records import of_kind
 
 # Relative norms for the logits. Rounding adds up over layers; a wrong layer differs far more.

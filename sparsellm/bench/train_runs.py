@@ -28,7 +28,8 @@ from sparsellm.bench.train_figures import MIN_STEADY, Figures, figures, measurem
 from sparsellm.processes.launched import launch_config, train_command, watch
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.pretrained import find_checkpoint, recipe_for
+from sparsellm.runs.find import find_checkpoint
+from sparsellm.runs.pretrained import recipe_for
 from sparsellm.runs.session import commit
 
 SINGLE = "single"  # the launch configuration of one GPU

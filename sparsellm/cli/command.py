@@ -198,13 +198,9 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     start = None
     text: list[str] = []
     if ranks.is_main():
-        from sparsellm.data.first_look import check_text
-        from sparsellm.runs.history import start_of
+        from sparsellm.training.early_checks import check_run
 
-        text = check_text(
-            recipe.data, recipe.model.context_length, validates=recipe.validation.every_steps > 0
-        )
-        start = None if options.fresh else start_of(recipe.run_path, options.resume)
+        start, text = check_run(recipe, options.resume, fresh=options.fresh)
     say = _say_what_is_trained(recipe, options, start)
     for line in text:
         say(line)

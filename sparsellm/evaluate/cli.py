@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsellm import __version__
-from sparsellm.arguments import add_model, check_out, positive_int
+from sparsellm.arguments import add_model, check_device, check_out, positive_int
 from sparsellm.waiting import waiting
 from sparsellm.words import counted
 
@@ -68,15 +68,26 @@ def add_eval_parser(commands: Any) -> None:
 
 
 def _eval(options: argparse.Namespace) -> None:
-    from sparsellm.evaluate.suite import require_lm_eval
-
-    require_lm_eval()
+    _check(options)
     accelerator = _accelerator(options.device)
     try:
         _eval_on(options, accelerator)
     finally:
         if accelerator is not None:
             accelerator.end_training()
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises what needs no PyTorch, before it is loaded."""
+    from sparsellm.evaluate.suite import require_lm_eval
+    from sparsellm.runs.find import find_checkpoint
+
+    require_lm_eval()
+    check_device(options.device)
+    _names(options.tasks)
+    if options.out is not None:
+        check_out(options.out)
+    find_checkpoint(options.checkpoint)
 
 
 def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
@@ -88,8 +99,9 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
         from sparsellm.evaluate.scores import table
         from sparsellm.evaluate.suite import load_suite
         from sparsellm.ffn.accelerate import accelerate_whole
+        from sparsellm.runs.find import find_checkpoint
         from sparsellm.runs.hf_folder import is_export, is_hugging_face, local_copy, results_place
-        from sparsellm.runs.pretrained import find_checkpoint, load_pretrained, load_stock
+        from sparsellm.runs.pretrained import load_pretrained, load_stock
 
         folder = local_copy(options.checkpoint)  # before the tasks, which take longer
         foreign = is_hugging_face(folder) and not is_export(folder)

@@ -21,16 +21,6 @@ from sparsellm.runs.pretrained import Pretrained
 from sparsellm.runs.records import METRICS_FILE, l1_text, of_kind
 
 CARD_FILE = "README.md"
-_LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
-
-
-def check_license(name: str) -> None:
-    """Raises ValueError unless it looks like one of the hub's licenses, such as ``apache-2.0``."""
-    if not _LICENSE.fullmatch(name):
-        raise ValueError(
-            f"--license {name!r}: give the hub's identifier in lower case, such as apache-2.0, mit "
-            "or other"
-        )
 
 
 def model_card(

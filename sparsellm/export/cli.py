@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from sparsellm.arguments import add_model, positive_int
+from sparsellm.arguments import add_model, check_device, positive_int
 from sparsellm.waiting import waiting
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
@@ -75,6 +75,10 @@ def _export(options: argparse.Namespace) -> None:
         raise ValueError("--private is of the repository that --push makes; add --push OWNER/NAME")
     if options.push:
         _check_push(options.push)
+    check_device(options.device)
+    from sparsellm.export.early_checks import check_export
+
+    check_export(options.source, options.folder, options.max_shard_size, options.license)
     from sparsellm.export.drop_dead import DropDead
     from sparsellm.export.save_export import export
     from sparsellm.runs.hf_tokenizer import auto_tokenizer_agrees
@@ -143,6 +147,9 @@ def _push(options: argparse.Namespace, message: str) -> str:
 
 @waiting("importing")
 def _import(options: argparse.Namespace) -> None:
+    from sparsellm.export.early_checks import check_import
+
+    check_import(options.source, options.run_path)
     from sparsellm.export.save_export import import_export
 
     written, stored = import_export(options.source, options.run_path, options.recipe)

@@ -2,25 +2,23 @@
 
 import errno
 import json
-import re
 import shutil
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
-from sparsellm.arguments import check_out
 from sparsellm.device import pick_device
-from sparsellm.export.card import CARD_FILE, check_license, model_card
+from sparsellm.export.card import CARD_FILE, model_card
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
+from sparsellm.export.early_checks import check_export, check_import
 from sparsellm.runs import hf_folder, saver, state
 from sparsellm.runs.checkpoint import RECIPE_FILE, CheckpointError, Snapshot
 from sparsellm.runs.files import fsync, write_atomically
 from sparsellm.runs.hf_tokenizer import write_tokenizer
 from sparsellm.runs.pretrained import Pretrained, load_pretrained
 
-_SHARD_SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB)")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -53,12 +51,7 @@ def export(
             has files, or dead neurons cannot be measured.
         CheckpointError: ``folder`` could not be written; nothing is left of it.
     """
-    if not _SHARD_SIZE.fullmatch(max_shard_size):
-        raise ValueError(f"--max-shard-size {max_shard_size!r}: write it as 4GB or 500MB")
-    if license_name is not None:
-        check_license(license_name)
-    refuse_occupied(folder)
-    check_out(folder, is_folder=True, option="DIR")
+    check_export(source, folder, max_shard_size, license_name)
     device = pick_device(drop_dead.device if drop_dead else "cpu")
     pretrained = load_pretrained(source, device, DTYPES[dtype])
     if odd := state.first_nonfinite(dict(pretrained.model.named_parameters())):
@@ -88,12 +81,6 @@ def _remedy(error: Exception) -> str:
     if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "Name a folder that you may write to"
     return "Free space on that disk, or name a folder on another"
-
-
-def refuse_occupied(folder: Path) -> None:
-    """Raises ValueError if ``folder`` is a file, or has any."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not empty; give a new folder, or delete it first")
 
 
 def _write(
@@ -152,13 +139,7 @@ def import_export(source: Path, run_path: Path, recipe: str | None = None) -> tu
             ``run_path`` has files.
         CheckpointError: the checkpoint could not be written.
     """
-    refuse_occupied(run_path)
-    check_out(run_path, is_folder=True, option="RUN_DIR")
-    if not hf_folder.is_hugging_face(hf_folder.local_copy(source)):
-        raise ValueError(
-            f"{source} is not an exported folder: it has no {hf_folder.CONFIG_FILE}; give one that "
-            "`sparsellm export` wrote, or another of Hugging Face's"
-        )
+    check_import(source, run_path)
     loaded = load_pretrained(source, recipe=recipe)
     snapshot = Snapshot(
         step=int(loaded.trainer["step"]),

@@ -1,14 +1,15 @@
 """What lies in a Hugging Face folder, exported by us or not, here or on the hub.
 
-A model of the hub is given in place of a folder: ``owner/name[@revision]``.
+A model of the hub is given in place of a folder: ``owner/name[@revision]``. Only what reads tensors
+imports torch.
 """
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-import torch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
-from torch import Tensor
 
 from sparsellm.architecture import PUBLISHED
 from sparsellm.paths import hub_id
@@ -16,6 +17,9 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.files import read_tensors
 from sparsellm.strict import read_json, read_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
@@ -97,6 +101,8 @@ def model_weights(path: Path, recipe: Recipe) -> dict[str, Tensor]:
         FileNotFoundError, ValueError: as `read_weights`, or an output layer that ought to be the
             embedding is another one.
     """
+    import torch
+
     tensors = read_weights(path)
     if recipe.model.tie_word_embeddings and "lm_head.weight" in tensors:
         head = tensors.pop("lm_head.weight")

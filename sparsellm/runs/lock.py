@@ -155,6 +155,23 @@ def ask_to_stop(run_path: Path) -> psutil.Process:
     )
 
 
+def refuse_if_trained(run_path: Path) -> None:
+    """Raises ValueError if a process of this host trains the run, before anything is loaded.
+
+    Of another host that is known only after a while, see `RunLock.acquire`.
+    """
+    holder = find(run_path)
+    if holder is not None and holder.process is not None and holder.is_of(run_path):
+        raise _trained(run_path, holder.text)
+
+
+def _trained(run_path: Path, holder: str) -> ValueError:
+    return ValueError(
+        f"{run_path} is being trained: {holder} ({run_path / PRESENCE_FILE}). Wait for it, end it "
+        f"(`sparsellm stop {run_path}`), or train by another name: --set name=NEW"
+    )
+
+
 class RunLock:
     """Held from `acquire` to `release`; the next process takes over the lock of a dead one.
 
@@ -191,11 +208,7 @@ class RunLock:
                 continue  # it was released just now
             holder = find(self._run_path)
             if not self._is_dead(holder, seen):
-                raise ValueError(
-                    f"{self._run_path} is being trained: {holder.text if holder else 'see'} "
-                    f"({self._file}). Wait for it, end it (`sparsellm stop {self._run_path}`), or "
-                    "train by another name: --set name=NEW"
-                )
+                raise _trained(self._run_path, holder.text if holder else "see")
             self._take_away(seen)
         for remains in self._run_path.glob(".tmp-taking-*"):  # of killed processes
             remains.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from sparsellm.ffn.accelerate import accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
+from sparsellm.runs.find import find_checkpoint
 from sparsellm.runs.hf_config import check_config, derive_recipe, read_config
 from sparsellm.runs.hf_tokenizer import check_tokenizer, stock_tokenizer
 from sparsellm.runs.manifest import verify
@@ -48,28 +49,6 @@ class Weights:
     recipe: Recipe  # that they were trained with
     tensors: dict[str, Tensor]
     trainer: dict[str, Any]
-
-
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path refers to.
-
-    ``owner/name`` that does not exist locally is a model on the hub, which is downloaded. Otherwise
-    it is the path itself if it is a checkpoint or a folder of Hugging Face's, or the latest
-    checkpoint of a run or `checkpoints` folder.
-
-    Raises:
-        FileNotFoundError: there is none; the message says what was looked for.
-    """
-    path = hf_folder.local_copy(path)
-    if checkpoint.is_checkpoint(path) or hf_folder.is_hugging_face(path):
-        return path
-    for candidate in (path, path / "checkpoints"):
-        if candidate.is_dir() and (found := checkpoint.latest(candidate)):
-            return found
-    raise FileNotFoundError(
-        f"{path} is not a checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), a "
-        "run folder with checkpoints/ or a Hugging Face folder; give one such as runs/debug"
-    )
 
 
 def load_pretrained(

@@ -11,21 +11,23 @@ from torch import Tensor
 from sparsellm import __version__
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.processes.distributed import together
-from sparsellm.recipe import Recipe, without_removed
+from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.history import parent_of
 from sparsellm.runs.pretrained import read_weights
 from sparsellm.runs.records import Parent
-from sparsellm.strict import flatten, load_yaml
 from sparsellm.training.kernel_policy import kernels_state, restore_kernels
+from sparsellm.training.resumable import (
+    CHANGED,
+    CHANGED_DATA,
+    CHANGED_MODEL,
+    cause_in,
+    check_resumable,
+    recipe_changes,
+    saved_recipe,
+)
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import rate_changes
-
-_CHANGED = "changed since the checkpoint: "
-# Keys that decide which function the weights compute.
-_MODEL_KEYS = ("model.", "ffn.activation ", "ffn.gated ", "data.tokenizer ")
-_CHANGED_MODEL = tuple(f"{_CHANGED}{key}" for key in _MODEL_KEYS)
-_CHANGED_DATA = f"{_CHANGED}data."
 
 
 def begin_save(run: Run) -> None:
@@ -93,10 +95,10 @@ def initialise_run(run: Run, path: Path) -> list[str]:
         "step": weights.trainer["step"],
         "tokens": weights.trainer["tokens"],
     }
-    changes = _recipe_changes(weights.recipe.model_dump(mode="json"), run.recipe)
+    changes = recipe_changes(weights.recipe.model_dump(mode="json"), run.recipe)
     return [
         f"weights of {weights.path}; the optimizer and the data begin at step 0",
-        *(note for note in changes if note.startswith(_CHANGED_MODEL)),
+        *(note for note in changes if note.startswith(CHANGED_MODEL)),
     ]
 
 
@@ -111,23 +113,15 @@ def restore_run(run: Run, path: Path) -> list[str]:
     accelerator = run.accelerator
     with together(accelerator.device):
         saved = checkpoint.load(path, accelerator.process_index, accelerator.num_processes)
-    saved_recipe = without_removed(load_yaml(path / checkpoint.RECIPE_FILE))
-    before, now = saved_recipe.get("optimizer", {}).get("name", "adamw"), run.recipe.optimizer.name
-    if before != now:
-        raise ValueError(
-            f"{path} has the state of optimizer.name {before}, not {now}: resume with "
-            f"--set optimizer.name={before}, or start a new run from its weights: "
-            f"--set name=NEW --init-from {path}"
-        )
-    if now == "muon":
-        check_gate_optimizer(path, saved_recipe, run.recipe)
-    changes = _recipe_changes(saved_recipe, run.recipe)
-    notes = changes + _rate_notes(saved_recipe, run.recipe, saved.step)
+    check_resumable(path, run.recipe)
+    before = saved_recipe(path)
+    changes = recipe_changes(before, run.recipe)
+    notes = changes + _rate_notes(before, run.recipe, saved.step)
     try:
         with together(accelerator.device):
             state.restore(run.model, run.optimizer, path)
     except ValueError as error:
-        raise ValueError(f"{error}{_cause(changes, _CHANGED_MODEL)}") from error
+        raise ValueError(f"{error}{cause_in(changes, CHANGED_MODEL)}") from error
     run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
     run.step, run.tokens = saved.step, saved.trainer["tokens"]
     run.skips.load_state_dict(saved.trainer)
@@ -135,7 +129,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
     if path.resolve().parent == run.checkpoints.resolve():
         run.parent = parent_of(path)
     else:
-        name, place = saved_recipe.get("name", ""), str(path.resolve())
+        name, place = before.get("name", ""), str(path.resolve())
         run.parent = Parent(name, run.step, run.tokens, place, saved.manifest.id)
     run.saver.ancestors = saved.manifest.branch
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
@@ -145,14 +139,14 @@ def restore_run(run: Run, path: Path) -> list[str]:
         notes.append(
             f"λ starts anew from sparsity.l1_coefficient {run.recipe.sparsity.l1_coefficient:g}"
         )
-    elif run.target and _cause(changes, f"{_CHANGED}sparsity.l1_coefficient "):
+    elif run.target and cause_in(changes, f"{CHANGED}sparsity.l1_coefficient "):
         notes.append("λ goes on as the controller left it, whatever sparsity.l1_coefficient is now")
     try:
         notes += run.loader.load_state_dict(merge(checkpoint.data_states(path)))
     except DataStateMismatch as mismatch:
         if run.recipe.data.on_mismatch == "refuse":
             raise DataStateMismatch(
-                f"{mismatch}{_cause(changes, _CHANGED_DATA)}. Train as it was then, or let the "
+                f"{mismatch}{cause_in(changes, CHANGED_DATA)}. Train as it was then, or let the "
                 "data stream start over with --set data.on_mismatch=restart"
             ) from None
         notes.append(f"the data stream starts over from its beginning: {mismatch}")
@@ -161,47 +155,12 @@ def restore_run(run: Run, path: Path) -> list[str]:
     return notes
 
 
-def check_gate_optimizer(path: Path, saved_recipe: dict[str, Any], recipe: Recipe) -> None:
-    """Refuses a resume that would give the gates' state to another optimizer.
-
-    Before `optimizer.gate_optimizer` existed, Muon updated the gates of every model without L1.
-    """
-    optimizer = saved_recipe.get("optimizer", {})
-    l1 = saved_recipe.get("sparsity", {}).get("l1_coefficient", 0)
-    gated = saved_recipe.get("ffn", {}).get("gated", True)
-    default = "adamw" if l1 or (gated and "gate_optimizer" in optimizer) else "muon"
-    before = optimizer.get("gate_optimizer") or default
-    now = "adamw" if recipe.gates_by_adamw else "muon"
-    if before != now:
-        raise ValueError(
-            f"{path} has the state of gates that {before} updated, not {now}: resume with "
-            f"--set optimizer.gate_optimizer={before}, or start a new run from its weights: "
-            f"--set name=NEW --init-from {path}"
-        )
-
-
-def _rate_notes(saved_recipe: dict[str, Any], present: Recipe, step: int) -> list[str]:
+def _rate_notes(before: dict[str, Any], present: Recipe, step: int) -> list[str]:
     try:
-        recipe = Recipe.model_validate(saved_recipe)
+        recipe = Recipe.model_validate(before)
     except ValidationError:  # of a version with other keys, which are named as changed
         return []
     return rate_changes(recipe, present, step)
-
-
-def _recipe_changes(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]:
-    saved = flatten(saved_recipe)
-    present = flatten(recipe.model_dump(mode="json"))
-    return [
-        f"{_CHANGED}{key} {saved.get(key)} → {present.get(key)}"
-        for key in sorted(saved.keys() | present.keys())
-        if saved.get(key) != present.get(key)
-    ]
-
-
-def _cause(changes: list[str], begins: str | tuple[str, ...]) -> str:
-    """The changes of some keys, from `_recipe_changes`, for the end of an error message."""
-    found = [change.removeprefix(_CHANGED) for change in changes if change.startswith(begins)]
-    return f" ({_CHANGED}{', '.join(found)})" if found else ""
 
 
 def _rng_state() -> dict[str, Tensor]:

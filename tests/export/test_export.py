@@ -30,7 +30,8 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import CheckpointError
-from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
+from sparsellm.runs.find import find_checkpoint
+from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training import loop
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step

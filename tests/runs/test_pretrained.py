@@ -8,7 +8,8 @@ from conftest import save_run
 
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs import checkpoint, pretrained as loading, state
-from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
+from sparsellm.runs.find import find_checkpoint
+from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 

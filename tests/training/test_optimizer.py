@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from conftest import set_arguments
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -20,8 +21,8 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.state import optimizer_tensors
 from sparsellm.training.optimizer import build_optimizer, reinit_dead_neurons
+from sparsellm.training.resumable import check_resumable
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.run_state import check_gate_optimizer
 from sparsellm.training.step import train_step
 from training import muon_worker
 
@@ -189,13 +190,15 @@ def test_a_run_goes_on_with_the_optimizer_that_its_gates_had(
     tiny, tmp_path, gated_and_l1, saved_keys, before
 ):
     gated, l1 = gated_and_l1
-    saved = {"sparsity": {"l1_coefficient": l1}, "ffn": {"gated": gated}, "optimizer": saved_keys}
+    optimizer = saved_keys | {"name": "muon"}
+    saved = {"sparsity": {"l1_coefficient": l1}, "ffn": {"gated": gated}, "optimizer": optimizer}
     own = ["optimizer.name=muon", f"ffn.gated={gated}", f"sparsity.l1_coefficient={l1}"]
     other = {"muon": "adamw", "adamw": "muon"}[before]
-    check_gate_optimizer(tmp_path, saved, tiny(*own, f"optimizer.gate_optimizer={before}"))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(saved))
+    check_resumable(tmp_path, tiny(*own, f"optimizer.gate_optimizer={before}"))
     remedy = f"gates that {before} updated, not {other}: resume .*gate_optimizer={before},"
     with pytest.raises(ValueError, match=remedy):
-        check_gate_optimizer(tmp_path, saved, tiny(*own, f"optimizer.gate_optimizer={other}"))
+        check_resumable(tmp_path, tiny(*own, f"optimizer.gate_optimizer={other}"))
 
 
 def test_reinit_moves_the_gate_rows_of_dead_neurons_alone(tiny):

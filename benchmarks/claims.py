@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from results import FOLDER, GPU, Line, case_text, gpu_of
-from sparsellm.strict import load_yaml
+from sparsellm.recipe.strict import load_yaml
 
 ROOT = FOLDER.parent
 SOURCES = FOLDER / "claims.yaml"

@@ -12,7 +12,7 @@ import train_results
 from listing import cell, markdown_table
 from published import PAPER_MODELS, Sides
 from results import Line
-from sparsellm.architecture import ACTIVATIONS
+from sparsellm.ffn.activations import ACTIVATIONS
 from sweep_results import SweepGroup
 from train_results import TrainPair
 

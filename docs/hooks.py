@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 
 from sparsellm.cli import make_parser
 from sparsellm.recipe import Recipe
-from sparsellm.strict import describe_keys
+from sparsellm.recipe.strict import describe_keys
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {

@@ -17,13 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel as HFModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from sparsellm.estimate import count_parameters
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import share_weights
 from sparsellm.ffn.training_ops import operators_digest
 from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
 from sparsellm.recipe import Recipe
-from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.recipe.estimate import count_parameters
+from sparsellm.recipe.sections import RuntimeConfig
 
 # Graphs that torch compiles of a block, beyond which it would run it uncompiled: four of each
 # micro-batch size (dense and sparse; a step's last micro-batch and the others), and those of

@@ -16,7 +16,8 @@ from sparsellm.data.corpus import load_corpora
 from sparsellm.data.identity import read_about
 from sparsellm.evaluate.suite import _rows
 from sparsellm.recipe import load_recipe
-from sparsellm.recipe_sections import DataConfig
+from sparsellm.recipe.sections import DataConfig
+from sparsellm.recipe.vocabulary import count_ids, hf_end_of_document
 from sparsellm.report import collect, sweep_runs
 from sparsellm.runs import hf_folder
 from sparsellm.runs.dashboard import read_sent
@@ -29,7 +30,6 @@ from sparsellm.runs.pretrained import load_recipe_of
 from sparsellm.runs.records import read_metrics
 from sparsellm.runs.tensor_files import stored_parts
 from sparsellm.sweep.plan import load_plan
-from sparsellm.vocabulary import count_ids, hf_end_of_document
 
 DIGITS, DEEP = "7" * 5000, "[" * 100_000 + "]" * 100_000
 JSON = {

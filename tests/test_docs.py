@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, process_env
 
 from sparsellm.recipe import Recipe
-from sparsellm.strict import describe_keys
+from sparsellm.recipe.strict import describe_keys
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
+from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.token_order import token_order
 from sparsellm.model import SparseDecoderLayer, build_model, build_zero_model, prepare_blocks
-from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.recipe.families import ARCHITECTURES
+from sparsellm.recipe.sections import RuntimeConfig
 from sparsellm.training import objective
 from sparsellm.training.objective import IGNORED_TARGET, Objective, total_loss
 

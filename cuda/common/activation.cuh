@@ -1,6 +1,6 @@
 // The activation that a kernel is compiled for: its value as a function of r = relu(z), and its slope
 // where z > 0 as a function of a = act(z), the value that the formats keep. The default is ReLU. For
-// another one `sparsellm/architecture.py` has fp32 expressions of r and of a, which are passed as
+// another one `sparsellm/ffn/activations.py` has fp32 expressions of r and of a, which are passed as
 // SPARSELLM_VALUE and SPARSELLM_SLOPE.
 #pragma once
 #include "common/element.cuh"

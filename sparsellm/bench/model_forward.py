@@ -26,7 +26,7 @@ from sparsellm.bench.timing import Side
 from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
-from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.recipe.sections import RuntimeConfig
 from sparsellm.runs.find import find_checkpoint
 from sparsellm.runs.history import records_of, run_of
 from sparsellm.runs.pretrained import Pretrained, load_pretrained, load_recipe_of

@@ -10,7 +10,7 @@ from sparsellm.arguments import add_overrides, positive_int
 from sparsellm.cli.parser import recipe_keys
 
 if TYPE_CHECKING:  # pydantic is imported where it is needed: `sparsellm --help` is quick
-    from sparsellm.strict import Key
+    from sparsellm.recipe.strict import Key
 
 _OWN_SIZE = """\
 A recipe of your own is a YAML file that names its base, another recipe, and states what differs:
@@ -103,8 +103,8 @@ def _complete_key(prefix: str, **_: object) -> list[str]:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from sparsellm.estimate import count_parameters
     from sparsellm.recipe import bundled_recipes, load_recipe
+    from sparsellm.recipe.estimate import count_parameters
     from sparsellm.runs.metrics import short
 
     recipes = {name: load_recipe(name) for name in bundled_recipes()}
@@ -115,9 +115,9 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from sparsellm.estimate import most_gpus, summary
     from sparsellm.processes.banner import Machine, short_on_gpus
     from sparsellm.recipe import load_recipe
+    from sparsellm.recipe.estimate import most_gpus, summary
 
     recipe = load_recipe(options.recipe, options.overrides)
     machine = Machine.present()
@@ -132,7 +132,7 @@ def _show(options: argparse.Namespace) -> None:
 
 def _keys(options: argparse.Namespace) -> None:
     from sparsellm.recipe import Recipe
-    from sparsellm.strict import describe_keys, nearest
+    from sparsellm.recipe.strict import describe_keys, nearest
 
     keys = describe_keys(Recipe)
     found = [key for key in keys if f"{key.name}.".startswith(options.prefix)]

@@ -79,7 +79,7 @@ def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _corpus(options: argparse.Namespace) -> Corpus:
     from sparsellm.data.corpus import single_corpus
-    from sparsellm.recipe_sections import DataConfig
+    from sparsellm.recipe.sections import DataConfig
 
     keys = ("corpus", "files", "validation_files", "text_field", "document_separator")
     return single_corpus(DataConfig(**{key: getattr(options, key) for key in keys}))

@@ -13,8 +13,8 @@ from sparsellm.data.identity import fingerprint, witness
 from sparsellm.data.network import with_retries
 from sparsellm.data.shards import Shard, expand, stdlib_shards, to_shard
 from sparsellm.paths import bundled, named_file
-from sparsellm.recipe_sections import DataConfig
-from sparsellm.strict import Globs, StrictModel, load_yaml, validate
+from sparsellm.recipe.sections import DataConfig
+from sparsellm.recipe.strict import Globs, StrictModel, load_yaml, validate
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import yaml
 
 from sparsellm.data.corpus import HubCorpus, corpus_path, load_corpus
 from sparsellm.data.network import has_no_answer, one_line, with_retries
-from sparsellm.strict import load_yaml, validate
+from sparsellm.recipe.strict import load_yaml, validate
 
 _PATIENCE = 8.0  # seconds
 

@@ -10,7 +10,7 @@ from sparsellm.data.held_out import validated
 from sparsellm.data.lanes import ENOUGH_DOCUMENTS
 from sparsellm.data.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
-from sparsellm.recipe_sections import DataConfig
+from sparsellm.recipe.sections import DataConfig
 
 
 def check_text(data: DataConfig, context_length: int, validates: bool) -> list[str]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from sparsellm.data.network import with_retries
 from sparsellm.data.shards import Shard
-from sparsellm.strict import read_model
+from sparsellm.recipe.strict import read_model
 
 TOKENIZE_AGAIN = "run `sparsellm data tokenize` again"
 # Read in a second or two from a local disk, once per start.

@@ -11,7 +11,7 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from sparsellm.vocabulary import (
+from sparsellm.recipe.vocabulary import (
     TOKENIZER_FILE,
     check_name,
     hf_end_of_document,

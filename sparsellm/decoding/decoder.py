@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsellm.architecture import ARCHITECTURES
 from sparsellm.decoding import token_kernels, token_math
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.token_math import Heads, Linear
 from sparsellm.ffn.linears import is_fp8, quantised_weight
 from sparsellm.ffn.replace import is_replaced
 from sparsellm.ffn.types import ELEMENTS
+from sparsellm.recipe.families import ARCHITECTURES
 
 _MODEL_CLASSES = {architecture.model_class for architecture in ARCHITECTURES.values()}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sparsellm.evaluate.suite import load_suite, require_lm_eval, task_config
 from sparsellm.recipe import Recipe
-from sparsellm.recipe_sections import EvaluationConfig
+from sparsellm.recipe.sections import EvaluationConfig
 
 
 def check_evaluation(recipe: Recipe) -> None:

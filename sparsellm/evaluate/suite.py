@@ -18,8 +18,8 @@ from jinja2 import UndefinedError
 from pydantic import NonNegativeInt, RootModel
 
 from sparsellm.paths import bundled, how_to_install
+from sparsellm.recipe.strict import StrictModel, load_yaml, validate
 from sparsellm.runs.files import read_json_lines
-from sparsellm.strict import StrictModel, load_yaml, validate
 
 # The keys of a task file that say where its rows come from.
 DATA_KEYS = (

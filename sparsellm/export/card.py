@@ -8,10 +8,10 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from sparsellm import __version__
 from sparsellm.data.corpus import hub_sources
-from sparsellm.estimate import active_parameters, count_parameters
 from sparsellm.evaluate.suite import load_suite
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport, table
 from sparsellm.recipe import Recipe
+from sparsellm.recipe.estimate import active_parameters, count_parameters
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.analyze.firing import held_out_corpus, held_out_tokens, watch_ffns
-from sparsellm.architecture import WITH_EXACT_ZEROS
-from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import DropReport, LayerReport
+from sparsellm.ffn.activations import WITH_EXACT_ZEROS
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.recipe.estimate import count_parameters
 from sparsellm.runs.pretrained import Pretrained
 
 DEFAULT_TOKENS = 1_048_576

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 
-from sparsellm.architecture import RECTIFIED, WITH_KERNELS
+from sparsellm.ffn.activations import RECTIFIED, WITH_KERNELS
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.types import FFNWeights
 

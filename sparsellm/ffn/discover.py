@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparsellm.architecture import ACTIVATIONS
+from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.kernels.gpu_architecture import unsupported
 from sparsellm.ffn.reference import activation_function, stands_in

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsellm.architecture import ACTIVATIONS, RECTIFIED, Rectified
+from sparsellm.ffn.activations import ACTIVATIONS, RECTIFIED, Rectified
 from sparsellm.ffn.discover import ForeignFFN, Formula, Projections, Unsupported
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS

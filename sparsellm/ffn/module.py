@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sparsellm.architecture import RECTIFIED, WITH_KERNELS
+from sparsellm.ffn.activations import RECTIFIED, WITH_KERNELS
 from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_choice
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for

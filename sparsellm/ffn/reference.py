@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.architecture import ACTIVATIONS, RECTIFIED, WITH_KERNELS, Rectified
+from sparsellm.ffn.activations import ACTIVATIONS, RECTIFIED, WITH_KERNELS, Rectified
 from sparsellm.ffn.quantised import dequantised, linear
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,

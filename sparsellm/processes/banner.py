@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from sparsellm import __version__, estimate
+from sparsellm import __version__
 from sparsellm.paths import usable_cores
-from sparsellm.recipe import Recipe
-from sparsellm.recipe_sections import DataConfig
+from sparsellm.recipe import Recipe, estimate
+from sparsellm.recipe.sections import DataConfig
 from sparsellm.runs.metrics import short
 from sparsellm.words import counted
 

@@ -20,10 +20,10 @@ from sparsellm.device import device_name
 from sparsellm.processes.distributed import together
 from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe
+from sparsellm.recipe.strict import flatten
 from sparsellm.runs import checkpoint, session
 from sparsellm.runs.history import start_of
 from sparsellm.runs.lock import Presence, RunLock
-from sparsellm.strict import flatten
 
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _MOST_NAMED = 3  # differences

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, field_validator
 
 from sparsellm.analyze.cli import ANALYSIS_FOLDER, STATISTICS_FILE
 from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe.strict import read_model
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.records import (
@@ -24,7 +25,6 @@ from sparsellm.runs.records import (
     position_bucket_starts,
     read_metrics,
 )
-from sparsellm.strict import read_model
 from sparsellm.words import counted
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsellm.recipe.strict import read_model
 from sparsellm.report.collect import RunData, read_runs, without_records
 from sparsellm.runs.files import SWEEP_FILE, read_json_lines
-from sparsellm.strict import read_model
 
 BENCH_FILE = "bench.jsonl"  # `sparsellm bench forward RUN… --record <sweep>/bench.jsonl`
 _LAST_SHARE = 0.1  # share of a run's steps that is averaged: non-zeros of one step are noisy

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from sparsellm.estimate import active_parameters, count_parameters
+from sparsellm.recipe.estimate import active_parameters, count_parameters
+from sparsellm.recipe.strict import flatten
 from sparsellm.report.collect import RunData
 from sparsellm.runs.metrics import duration, mean
 from sparsellm.runs.records import l1_text
-from sparsellm.strict import flatten
 
 _NOT_COMPARED = ("name", "description", "logging.run_dir")
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparsellm.recipe.strict import read_json
 from sparsellm.runs.files import RECIPE_FILE, read_tensors
 from sparsellm.runs.manifest import (
     MANIFEST_FILE,
@@ -33,7 +34,6 @@ from sparsellm.runs.manifest import (
     read_manifest,
     verify,
 )
-from sparsellm.strict import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor

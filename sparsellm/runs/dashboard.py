@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import RootModel
 
 from sparsellm.recipe import Recipe
+from sparsellm.recipe.strict import read_model
 from sparsellm.runs import records
 from sparsellm.runs.evaluations import task_metrics
 from sparsellm.runs.files import warn, write_atomically
 from sparsellm.runs.metrics import LAYER_METRICS, METRICS, mean
-from sparsellm.strict import read_model
 
 WANDB_ID_FILE = "wandb_id"
 SENT_FILE = "wandb_sent.json"  # the last step of each kind of record that wandb has

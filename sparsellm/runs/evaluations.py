@@ -8,8 +8,8 @@ from typing import Any, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
+from sparsellm.recipe.strict import read_model
 from sparsellm.runs.records import of_kind
-from sparsellm.strict import read_model
 
 _COUNTS = ("shots", "num_rows", "num_rows_total")  # numbers of a task that are not metrics
 _PERCENT = ("acc", "exact_match", "f1")

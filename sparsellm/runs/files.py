@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from safetensors import SafetensorError
 
-from sparsellm.strict import damaged, parse_json, read_text, validate
+from sparsellm.recipe.strict import damaged, parse_json, read_text, validate
 
 if TYPE_CHECKING:
     from torch import Tensor

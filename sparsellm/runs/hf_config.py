@@ -7,14 +7,15 @@ from typing import Any
 
 import transformers
 
-from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, PUBLISHED
+from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.model import model_config
 from sparsellm.paths import hub_id
 from sparsellm.recipe import Recipe, load_recipe
-from sparsellm.recipe_sections import HuggingFaceFields
+from sparsellm.recipe.families import ARCHITECTURES, PUBLISHED
+from sparsellm.recipe.sections import HuggingFaceFields
+from sparsellm.recipe.strict import read_json
+from sparsellm.recipe.vocabulary import HF_PREFIX
 from sparsellm.runs.hf_folder import CONFIG_FILE, REMEDY, is_published
-from sparsellm.strict import read_json
-from sparsellm.vocabulary import HF_PREFIX
 
 # What a recipe that is made from a configuration has besides the model.
 _BASE = "0.5b"

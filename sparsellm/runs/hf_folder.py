@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from sparsellm.architecture import PUBLISHED
 from sparsellm.paths import hub_id
 from sparsellm.recipe import Recipe
+from sparsellm.recipe.families import PUBLISHED
+from sparsellm.recipe.strict import read_json, read_model
 from sparsellm.runs import checkpoint
 from sparsellm.runs.files import read_tensors
-from sparsellm.strict import read_json, read_model
 
 if TYPE_CHECKING:
     from torch import Tensor

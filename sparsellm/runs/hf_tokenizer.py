@@ -23,7 +23,7 @@ from sparsellm.data.tokenizer import (
     load_tokenizer,
     without_special_pieces,
 )
-from sparsellm.vocabulary import (
+from sparsellm.recipe.vocabulary import (
     HF_PREFIX,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,

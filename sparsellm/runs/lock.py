@@ -23,7 +23,7 @@ from typing import Any, Self
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
-from sparsellm.strict import read_model
+from sparsellm.recipe.strict import read_model
 
 PRESENCE_FILE = "running.json"
 RENEW_SECONDS = 10.0

@@ -17,8 +17,8 @@ import xxhash
 from pydantic import NonNegativeInt, PositiveInt
 
 from sparsellm.paths import usable_cores
+from sparsellm.recipe.strict import StrictModel, damaged, read_json, validate
 from sparsellm.runs.files import fsync
-from sparsellm.strict import StrictModel, damaged, read_json, validate
 
 MANIFEST_FILE = "manifest.json"
 REMEDY = "use an older checkpoint, or move this one elsewhere"

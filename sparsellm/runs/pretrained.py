@@ -21,12 +21,12 @@ from sparsellm.device import pick_device, pick_dtype, place
 from sparsellm.ffn.accelerate import accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe.vocabulary import HF_PREFIX, TOKENIZER_FILE
 from sparsellm.runs import checkpoint, hf_folder, state
 from sparsellm.runs.find import find_checkpoint
 from sparsellm.runs.hf_config import check_config, derive_recipe, read_config
 from sparsellm.runs.hf_tokenizer import check_tokenizer, stock_tokenizer
 from sparsellm.runs.manifest import verify
-from sparsellm.vocabulary import HF_PREFIX, TOKENIZER_FILE
 
 
 @dataclass(frozen=True)

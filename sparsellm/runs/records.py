@@ -14,8 +14,8 @@ from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, NonNegativeInt, RootModel
 
-from sparsellm.recipe_sections import SparsityConfig
-from sparsellm.strict import parse_json, read_text, validate
+from sparsellm.recipe.sections import SparsityConfig
+from sparsellm.recipe.strict import parse_json, read_text, validate
 
 METRICS_FILE = "metrics.jsonl"
 # Fields that a line lacks if they are empty.

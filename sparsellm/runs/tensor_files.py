@@ -21,8 +21,8 @@ from safetensors.torch import _TYPES
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from sparsellm.recipe.strict import damaged, parse_json
 from sparsellm.runs.manifest import REMEDY, FileEntry, files_like, write_pieces
-from sparsellm.strict import damaged, parse_json
 
 _READ_THREADS = 8
 

@@ -15,9 +15,9 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe.strict import StrictModel, flatten, load_yaml, validate
 from sparsellm.runs.files import RECIPE_FILE
 from sparsellm.runs.records import METRICS_FILE, read_metrics
-from sparsellm.strict import StrictModel, flatten, load_yaml, validate
 from sparsellm.training.schedule import measurements_due
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

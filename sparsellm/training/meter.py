@@ -7,9 +7,9 @@ import time
 import torch
 
 from sparsellm.device import device_name
-from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
 from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.recipe import Recipe
+from sparsellm.recipe.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
 from sparsellm.runs.metrics import METRICS, duration
 from sparsellm.runs.records import TrainRecord
 from sparsellm.training.run import Run

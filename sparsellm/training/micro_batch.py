@@ -12,10 +12,10 @@ import psutil
 import torch
 from accelerate import Accelerator
 
-from sparsellm.estimate import estimate_memory
 from sparsellm.ffn.capacity import SHRUNK_STEPS
 from sparsellm.processes.distributed import largest
 from sparsellm.recipe import Recipe
+from sparsellm.recipe.estimate import estimate_memory
 
 ROOM = 0.9  # share of a device's memory that a step may need; the rest is left to the allocator
 MAX_GROWTH = 4  # times the first size

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel as HFModel
 from sparsellm.device import check_liger
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import TokenOrder
-from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.recipe.sections import RuntimeConfig
 
 # PyTorch's and Liger's default `ignore_index`.
 IGNORED_TARGET = -100

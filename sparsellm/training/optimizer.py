@@ -9,7 +9,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe import Recipe
-from sparsellm.recipe_sections import OptimizerConfig
+from sparsellm.recipe.sections import OptimizerConfig
 from sparsellm.training.muon import MuonAndAdamW
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sparsellm.estimate import model_shape
 from sparsellm.recipe import Recipe, without_removed
+from sparsellm.recipe.estimate import model_shape
+from sparsellm.recipe.strict import flatten, load_yaml
 from sparsellm.runs.files import RECIPE_FILE
-from sparsellm.strict import flatten, load_yaml
 
 CHANGED = "changed since the checkpoint: "
 # Keys that decide which function the weights compute.

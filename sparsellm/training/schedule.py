@@ -6,7 +6,7 @@ The schedules count steps from 0. What is due follows a step, and counts steps f
 import math
 
 from sparsellm.recipe import Recipe
-from sparsellm.recipe_sections import FFNConfig, OptimizerConfig, SparsityConfig
+from sparsellm.recipe.sections import FFNConfig, OptimizerConfig, SparsityConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:

@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from sparsellm.recipe_sections import SparsityConfig
+from sparsellm.recipe.sections import SparsityConfig
 
 GAIN = 0.2  # of log λ per step, at an expected error of a factor e
 LEAD = 3.0  # of the change of the error between slow and fast, 9 steps

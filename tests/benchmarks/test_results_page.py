@@ -18,7 +18,7 @@ import results
 import sweep_results
 import train_results
 from make_tables import TABLES, results_page
-from sparsellm.strict import load_yaml
+from sparsellm.recipe.strict import load_yaml
 
 COMMITTED = ROOT / "benchmarks"
 H200 = "1× NVIDIA H200, 16 cores"

@@ -16,8 +16,8 @@ from sparsellm.data.corpus import KINDS, load_corpora, load_corpus
 from sparsellm.data.lanes import choose_num_lanes
 from sparsellm.data.shards import Shard, document_hash
 from sparsellm.paths import bundled
-from sparsellm.recipe_sections import DataConfig
-from sparsellm.strict import load_yaml, validate
+from sparsellm.recipe.sections import DataConfig
+from sparsellm.recipe.strict import load_yaml, validate
 
 
 def _parquet(path, texts=("a", "b"), column="text"):

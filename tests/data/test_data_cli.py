@@ -26,7 +26,7 @@ from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.token_shards import read_index
 from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.recipe_sections import DataConfig
+from sparsellm.recipe.sections import DataConfig
 from sparsellm.runs.hf_tokenizer import build_tokenizer
 
 

@@ -27,7 +27,7 @@ from sparsellm.data.held_out import validated, validation_batches
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.recipe_sections import DataConfig
+from sparsellm.recipe.sections import DataConfig
 from sparsellm.training.objective import IGNORED_TARGET
 from sparsellm.training.validation import ValidationSet
 
@@ -321,7 +321,7 @@ def test_text_is_checked_without_torch(tmp_path):
     (tmp_path / "a.txt").write_text("a few words " * 100)
     code = (
         "import sys; from sparsellm.data.first_look import check_text as check; "
-        "from sparsellm.recipe_sections import DataConfig as Data; "
+        "from sparsellm.recipe.sections import DataConfig as Data; "
         f"check(Data(corpus={str(tmp_path)!r}, tokenizer='bytes'), 8, True); "
         "sys.exit('torch' in sys.modules)"
     )

@@ -17,7 +17,7 @@ from sparsellm.data.corpus import load_corpora
 from sparsellm.data.first_look import check_text
 from sparsellm.data.separated import SeparatedReader
 from sparsellm.data.shards import Shard
-from sparsellm.recipe_sections import DataConfig
+from sparsellm.recipe.sections import DataConfig
 
 EOT = "<|endoftext|>"
 STORIES = [f"Story {i}, of a naïve dog. " + "It ran. " * (i % 7) for i in range(200)]

@@ -23,11 +23,11 @@ from transformers import (
 
 import sparsellm
 from sparsellm.cli import main
-from sparsellm.estimate import active_parameters
 from sparsellm.export.card import metadata
 from sparsellm.export.save_export import export, import_export
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
+from sparsellm.recipe.estimate import active_parameters
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import CheckpointError
 from sparsellm.runs.find import find_checkpoint

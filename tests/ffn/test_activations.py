@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import sparsellm
-from sparsellm.architecture import ACTIVATIONS
+from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.types import Format

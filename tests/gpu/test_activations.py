@@ -10,7 +10,7 @@ import torch
 from gpu.conditions import need_kernels, poisoned
 from gpu.test_hybrid import check, without_biases
 from gpu.test_sparse_ffn import doubt, error, expected, problem, shape
-from sparsellm.architecture import RECTIFIED
+from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.formats import FORMATS, backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows

@@ -24,7 +24,7 @@ from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.model import build_model, prepare_blocks
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
-from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.recipe.sections import RuntimeConfig
 from sparsellm.runs.records import read_metrics
 from sparsellm.training import muon
 from sparsellm.training.objective import Objective, build_loss, total_loss

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gpu.conditions import need_kernels, poisoned
-from sparsellm.architecture import ACTIVATIONS
+from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights

@@ -19,7 +19,7 @@ from sparsellm.processes.consensus import (
     differences,
 )
 from sparsellm.processes.signals import StopRequest
-from sparsellm.recipe_sections import DataConfig
+from sparsellm.recipe.sections import DataConfig
 from sparsellm.runs import checkpoint
 from sparsellm.training.run import build_accelerator, build_run, close_run
 from sparsellm.training.step import train_step

@@ -16,8 +16,8 @@ from conftest import ROOT, TINY, set_arguments
 
 from report.browser import CHROMIUM, Browser
 from sparsellm.cli import main
-from sparsellm.estimate import active_parameters
 from sparsellm.recipe import load_recipe
+from sparsellm.recipe.estimate import active_parameters
 from sparsellm.report import drawing
 from sparsellm.report.collect import Activity, Sample, read_runs
 from sparsellm.report.page import _sample, json_for_script, render_page, write_report

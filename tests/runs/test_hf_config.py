@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runs.hf_models import MODELS, PUBLISHED, change, logits, stock_model, write_model
 from sparsellm.cli import main
-from sparsellm.estimate import count_parameters
 from sparsellm.export.card import model_card
 from sparsellm.export.save_export import export, import_export
-from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.recipe.estimate import count_parameters
+from sparsellm.recipe.sections import RuntimeConfig
 from sparsellm.runs.hf_config import derive_recipe
 from sparsellm.runs.pretrained import load_pretrained, load_recipe_of, load_stock
 from sparsellm.training.objective import Objective

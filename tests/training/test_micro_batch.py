@@ -10,8 +10,8 @@ import torch
 from conftest import set_arguments
 from warm import ranks
 
-from sparsellm.estimate import estimate_memory
 from sparsellm.recipe import load_recipe
+from sparsellm.recipe.estimate import estimate_memory
 from sparsellm.runs.records import read_metrics
 from sparsellm.training import micro_batch
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch, possible_sizes

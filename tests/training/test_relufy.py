@@ -14,11 +14,11 @@ from runs.hf_models import stock_model, write_model
 from safetensors.torch import load_file
 from torch import nn
 
-from sparsellm.estimate import executed_flops_per_token, train_flops_per_token
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import Ramp
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
+from sparsellm.recipe.estimate import executed_flops_per_token, train_flops_per_token
 from sparsellm.runs import checkpoint
 from sparsellm.runs.pretrained import recipe_for
 from sparsellm.runs.records import read_metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsellm.recipe_sections import OptimizerConfig, SparsityConfig
+from sparsellm.recipe.sections import OptimizerConfig, SparsityConfig
 from sparsellm.training.schedule import l1_coefficient, learning_rate, rate_changes
 
 

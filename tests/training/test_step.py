@@ -12,10 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsellm
-from sparsellm.estimate import train_flops_per_token
 from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.processes.distributed import RankActivity
 from sparsellm.processes.signals import StopRequest
+from sparsellm.recipe.estimate import train_flops_per_token
 from sparsellm.training import meter as meter_module
 from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.run import build_run, close_run

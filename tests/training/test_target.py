@@ -13,7 +13,7 @@ import pytest
 from conftest import set_arguments
 
 from sparsellm.recipe import load_recipe
-from sparsellm.recipe_sections import SparsityConfig
+from sparsellm.recipe.sections import SparsityConfig
 from sparsellm.runs.records import read_metrics
 from sparsellm.training.target import GAIN, MAX_ERROR, TargetController
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import calculate_time_spent
 
-from sparsellm.architecture import RECTIFIED
+from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.kernels import nvrtc
 from sparsellm.ffn.kernels.compile_cache import cache_folder, cached, file_name
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of, target_of

@@ -11,7 +11,7 @@ import torch
 
 from ffn.kernels import nvrtc
 from ffn.kernels.test_compile import NEWEST, compile_kernels
-from sparsellm.architecture import RECTIFIED
+from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import (
     compile,

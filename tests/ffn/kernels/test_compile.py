@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ffn.kernels import nvrtc
-from sparsellm.architecture import RECTIFIED
 from sparsellm.ffn import token_order, types
+from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.formats import TWELL_WIDTH
 from sparsellm.ffn.kernels import compile
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, GPUArchitecture

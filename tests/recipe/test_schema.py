@@ -9,8 +9,10 @@ import torch
 import yaml
 
 import results
-from sparsellm.architecture import ARCHITECTURES
-from sparsellm.estimate import (
+from sparsellm.model import build_model
+from sparsellm.paths import bundled
+from sparsellm.recipe import REMOVED_KEYS, Recipe, bundled_recipes, load_recipe
+from sparsellm.recipe.estimate import (
     active_parameters,
     count_parameters,
     estimate_memory,
@@ -18,9 +20,7 @@ from sparsellm.estimate import (
     summary,
     train_flops_per_token,
 )
-from sparsellm.model import build_model
-from sparsellm.paths import bundled
-from sparsellm.recipe import REMOVED_KEYS, Recipe, bundled_recipes, load_recipe
+from sparsellm.recipe.families import ARCHITECTURES
 
 
 @pytest.mark.parametrize("name", bundled_recipes())

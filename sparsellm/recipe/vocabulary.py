@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt
 
-from sparsellm.strict import read_json, read_model
+from sparsellm.recipe.strict import read_json, read_model
 
 # Unpadded. Constants, since loading a tokenizer only to count would download files.
 VOCAB_SIZE = {"gpt2": 50_257, "bytes": 257}

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from sparsellm.recipe import load_recipe
+from sparsellm.recipe.strict import load_yaml, read_json
 from sparsellm.runs import hf_folder
 from sparsellm.runs.evaluations import read_evaluations
 from sparsellm.runs.records import METRICS_FILE, read_metrics
-from sparsellm.strict import load_yaml, read_json
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic reads typing's own from Python 3.12 on
 
-from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
+from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.paths import RUNS_FOLDER, bundled
-from sparsellm.strict import Globs, StrictModel, load_yaml
-from sparsellm.vocabulary import check_name
+from sparsellm.recipe.families import ARCHITECTURES
+from sparsellm.recipe.strict import Globs, StrictModel, load_yaml
+from sparsellm.recipe.vocabulary import check_name
 
 
 def _known_family(name: str | None) -> str | None:

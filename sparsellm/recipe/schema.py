@@ -2,7 +2,7 @@
 
 A recipe is one YAML file (`recipes/`). `load_recipe` reads it, applies ``--set key=value``
 overrides and validates it; the resolved recipe is saved beside every checkpoint. The keys are in
-recipe_sections.py; this module checks what several sections decide together.
+sections.py; this module checks what several sections decide together.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, NonNegativeInt, model_validator
 
-from sparsellm import recipe_sections as sections
-from sparsellm.architecture import (
-    ACTIVATIONS,
-    ARCHITECTURES,
-    WITH_EXACT_ZEROS,
-    WITH_KERNELS,
-    Activation,
-    Architecture,
-)
+from sparsellm.ffn.activations import ACTIVATIONS, WITH_EXACT_ZEROS, WITH_KERNELS, Activation
 from sparsellm.paths import bundled, named_file
-from sparsellm.strict import StrictModel, load_yaml, parse_yaml, section_of, validate
-from sparsellm.vocabulary import vocab_size
+from sparsellm.recipe import sections
+from sparsellm.recipe.families import ARCHITECTURES, Architecture
+from sparsellm.recipe.strict import StrictModel, load_yaml, parse_yaml, section_of, validate
+from sparsellm.recipe.vocabulary import vocab_size
 
 # Keys of earlier versions, each with the value at which it changed nothing. Recipes that were saved
 # with that value are read; any other value is refused, and so is the key in ``--set``.

@@ -1,0 +1,15 @@
+"""Everything that a recipe can say: keys, model families, vocabulary sizes, estimates of its cost.
+
+Most folders may import this one. It imports only `paths`, `words` and `ffn.activations`, and needs
+no torch.
+"""
+
+from sparsellm.recipe.schema import (
+    REMOVED_KEYS,
+    Recipe,
+    bundled_recipes,
+    load_recipe,
+    without_removed,
+)
+
+__all__ = ["REMOVED_KEYS", "Recipe", "bundled_recipes", "load_recipe", "without_removed"]

@@ -133,11 +133,11 @@ __device__ void grad_weights(GemmShared& shared, const Sizes& size, const elemen
 // A few registers more than two blocks per multiprocessor would allow.
 extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
     dense_rows_grad(const element* x_MK, const element* dy_MK, const element* first_NK,
-                    const element* second_NK, const element* down_NK, const float* l1, int n, int k,
+                    const element* second_NK, const element* w_down_NK, const float* l1, int n, int k,
                     const int* token, const uint32* list, const uint32* counted, uint32* control,
                     int room, const element* gate, const element* up, int backup,
                     element* scratch_gate, element* scratch_up, element* scratch_h, element* dx_MK,
-                    int is_float, void* up_NK, void* gate_NK, void* out_down_NK) {
+                    int is_float, void* up_NK, void* gate_NK, void* down_NK) {
   GemmShared& shared = dynamic_shared<GemmShared>();
   await_previous_kernel();
   const uint32 count = counted[num_overflowed];
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
       if (!kept.holds(round))
         recompute(shared, size, w, x_MK, round, item - begin, scratch);
     } else if (item < split) {
-      grad_activations(shared, size, down_NK, dy_MK, token, round, item - computed, *l1,
+      grad_activations(shared, size, w_down_NK, dy_MK, token, round, item - computed, *l1,
                        kept, scratch);
     } else if (item < multiplied) {
       grad_x(shared, size, gated ? second_NK : first_NK, gated ? first_NK : nullptr, round,
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
       grad_weights(shared, size, is_down ? scratch.h : matrix == 0 ? scratch.up : scratch.gate,
                    is_down ? dy_MK : x_MK, is_down ? token : nullptr, round,
                    (item - multiplied) % weight_tiles,
-                   is_down ? out_down_NK : matrix == 0 ? up_NK : gate_NK, is_float != 0);
+                   is_down ? down_NK : matrix == 0 ? up_NK : gate_NK, is_float != 0);
     }
     finish_item(control + items_done);
   }

@@ -40,15 +40,15 @@ __device__ __forceinline__ void load(uint4 (&octet)[kept], const uint4* source, 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads)
-    quantise_rows(const element* from, const int* row_of, int m, int k, unsigned char* to,
+    quantise_rows(const element* x_MK, const int* row_M, int m, int k, unsigned char* values_MK,
                   float* scale_M) {
   await_previous_kernel();
   const int row = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (row >= m) return;
   const int octets = k / 8;
-  const uint64 own = row_of == nullptr ? row : row_of[row];
-  const uint4* source = reinterpret_cast<const uint4*>(from + own * k);
-  uint2* target = reinterpret_cast<uint2*>(to + static_cast<uint64>(row) * k);
+  const uint64 own = row_M == nullptr ? row : row_M[row];
+  const uint4* source = reinterpret_cast<const uint4*>(x_MK + own * k);
+  uint2* target = reinterpret_cast<uint2*>(values_MK + static_cast<uint64>(row) * k);
   uint4 octet[kept];
   uint32 most = 0;
   for (int first = lane; first < octets; first += 32 * kept) {

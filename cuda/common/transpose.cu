@@ -102,15 +102,15 @@ __device__ __forceinline__ void transpose_tile(uint4* tile, const From* from, To
 
 // From fp32 or elements, to fp32 or elements; not from elements to fp32.
 extern "C" __global__ void __launch_bounds__(threads, 12)
-    transpose(const void* from, void* to, int rows, int columns, int from_float, int to_float) {
+    transpose(const void* matrix, void* out, int rows, int columns, int from_float, int to_float) {
   __shared__ __align__(128) uint4 tile[tile_rows * row_chunks];
   await_previous_kernel();
   if (to_float)
-    transpose_tile(tile, static_cast<const float*>(from), static_cast<float*>(to), rows, columns);
+    transpose_tile(tile, static_cast<const float*>(matrix), static_cast<float*>(out), rows, columns);
   else if (from_float)
-    transpose_tile(tile, static_cast<const float*>(from), static_cast<element*>(to), rows, columns);
+    transpose_tile(tile, static_cast<const float*>(matrix), static_cast<element*>(out), rows, columns);
   else
-    transpose_tile(tile, static_cast<const element*>(from), static_cast<element*>(to), rows,
+    transpose_tile(tile, static_cast<const element*>(matrix), static_cast<element*>(out), rows,
                    columns);
 }
 

@@ -48,10 +48,10 @@ struct PackTwell {
 }  // namespace
 
 extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gate_threads, 1)
-    gate_twell(const __grid_constant__ TensorMap x_MK, const __grid_constant__ TensorMap w_NK,
+    gate_twell(const __grid_constant__ TensorMap map_of_x, const __grid_constant__ TensorMap map_of_w,
                const element* bias_N, int m, int n, int k, float threshold, uint32* word,
                uint32* control, const float* x_scale_M, const float* w_scale_N) {
   const uint32 tiles = (n + tile_n - 1) / tile_n;
-  run_gate(Tokens{x_MK, nullptr, nullptr, m}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, n, k,
+  run_gate(Tokens{map_of_x, nullptr, nullptr, m}, map_of_w, Scales{x_scale_M, w_scale_N}, bias_N, n, k,
            threshold, control, PackTwell{m, tiles * twell_width, word});
 }

@@ -50,9 +50,9 @@ struct PackUnion {
 
 extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gate_threads, 1)
     gate_union(const __grid_constant__ TensorMap map_of_x, const element* x_MK, const int* token_M,
-               const __grid_constant__ TensorMap w_NK, const element* bias_N, int m, int n, int k,
+               const __grid_constant__ TensorMap map_of_w, const element* bias_N, int m, int n, int k,
                float threshold, uint32* count, unsigned char* neuron, element* value,
                uint32* control, const float* x_scale_M, const float* w_scale_N) {
-  run_gate(Tokens{map_of_x, x_MK, token_M, m}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, n, k,
+  run_gate(Tokens{map_of_x, x_MK, token_M, m}, map_of_w, Scales{x_scale_M, w_scale_N}, bias_N, n, k,
            threshold, control, PackUnion{m, count, neuron, value});
 }

@@ -4,7 +4,7 @@ dense GEMM and a kernel that packs its result.
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ def compute_gate(
     format: Format,
     x_MK: Tensor,
     w: FFNWeights,
-    out: Sequence[object],
+    out: Mapping[str, object],
     token_M: Tensor | None = None,
 ) -> None:
     """``out`` ← act(x Wᵀ + bias); what is not above the threshold counts as zero.
@@ -31,7 +31,7 @@ def compute_gate(
         format: of the result.
         x_MK: the tokens.
         w: the FFN; its `first` matrix decides which neurons fire.
-        out: the kernels' arguments for the result, which are the same on every GPU.
+        out: the kernels' arguments for the result, by name; they are the same on every GPU.
         token_M: (M,) int32, the row of x that each row of the result comes from; None where it is
             the same. Only in the union format, and only if `union.gathers` is true.
     """
@@ -46,7 +46,6 @@ def compute_gate(
     if w.quantised is not None:
         (x_MK, x_scale_M), token_M = quantise_rows(x_MK, token_M), None
         w_NK, w_scale_N = w.quantised
-    of_tokens = (x_MK, token_M) if format == "union" else ()
     (m, k), n = x_MK.shape, w_NK.shape[0]
     tokens, cluster = kernel.exported("tokens"), kernel.exported("cluster")
     pairs = -(-m // (cluster * tokens)) * -(-n // TILE_NEURONS)  # tiles of a cluster
@@ -56,9 +55,20 @@ def compute_gate(
         tensor_map(matrix.data_ptr(), rows, k, box, matrix.element_size())
         for matrix, rows, box in boxes
     )
+    gathered = {"x_MK": x_MK, "token_M": token_M} if format == "union" else {}
     kernel.launch(
         kernel.blocks_for(cluster * pairs) // cluster * cluster,  # whole clusters
-        *(map_of_x, *of_tokens, map_of_w, bias_N, m, n, k, w.threshold, *out, x_scale_M, w_scale_N),
+        map_of_x=map_of_x,
+        map_of_w=map_of_w,
+        bias_N=bias_N,
+        m=m,
+        n=n,
+        k=k,
+        threshold=w.threshold,
+        x_scale_M=x_scale_M,
+        w_scale_N=w_scale_N,
+        **gathered,
+        **out,
     )
 
 
@@ -66,7 +76,7 @@ def pack(
     format: Format,
     gate_MN: Tensor,
     threshold: float,
-    out: Sequence[object],
+    out: Mapping[str, object],
     activation: str = "relu",
 ) -> None:
     """`compute_gate` from its dense product, by ``pack_<format>``."""
@@ -76,4 +86,4 @@ def pack(
         grid = -(-m // BLOCK_TOKENS) * tiles
     else:
         grid = -(-m * tiles // (kernel.threads // 32))  # a warp packs a row of a tile
-    kernel.launch(grid, gate_MN, threshold, m, n, *out)
+    kernel.launch(grid, gate_MN=gate_MN, threshold=threshold, m=m, n=n, **out)

@@ -29,11 +29,12 @@ _MOST_ROWS_EACH = 4
 _SEGMENTS_PER_MULTIPROCESSOR = 8
 
 
-def _rows_of(saved: Hybrid) -> tuple[int, tuple[object, ...]]:
-    """The blocks of threads that process the ELL rows, and these as kernels take them."""
+def _rows_of(saved: Hybrid) -> tuple[int, dict[str, object]]:
+    """The blocks of threads that process the ELL rows, and these as kernels take them: by name."""
     m, width = saved.word.shape
     each = min(_MOST_ROWS_EACH, MAX_ELL_WIDTH // width)
-    return -(-m // each), (saved.word, saved.length, width, each)
+    rows = {"word": saved.word, "count": saved.length, "width": width, "rows_each": each}
+    return -(-m // each), rows
 
 
 def forward(
@@ -54,12 +55,22 @@ def forward(
     up = saved.up if gated else None
     l1 = torch.empty(blocks, device=x_MK.device)
     if gated:
-        kernel_for("hybrid_up", x_MK).launch(blocks, x_MK, *rows, w.up_NK, m, k, up, l1)
+        kernel_for("hybrid_up", x_MK).launch(
+            blocks, x_MK=x_MK, w_up_NK=w.up_NK, m=m, k=k, up=up, l1=l1, **rows
+        )
     down = kernel_for("hybrid_down", x_MK)
     slices = twell.column_slices(down, w.down_NK)
     down.launch(
         blocks * slices,
-        *(*rows, up, w.down_NK, m, k, slices, token_M, l1, y_MK),
+        up=up,
+        w_down_NK=w.down_NK,
+        m=m,
+        k=k,
+        slices=slices,
+        token=token_M,
+        l1=l1,
+        y_MK=y_MK,
+        **rows,
     )
     dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, kept, token_M=token_M)
     assert dense_l1 is not None
@@ -87,9 +98,21 @@ def _fill(
     )
     kernel_for("hybrid_rows", x_MK).launch(
         blocks,
-        *(gate.word, m, n, token_M, width),
-        *(saved.word, saved.length, saved.heavy, saved.row, saved.counted),
-        *(nnz_M, kept.fired_N, kept.fired_bits, kept.union_sum, saved.table),
+        twell_word=gate.word,
+        m=m,
+        n=n,
+        token=token_M,
+        width=width,
+        word=saved.word,
+        count=saved.length,
+        heavy=saved.heavy,
+        list=saved.row,
+        control=saved.counted,
+        nnz_M=nnz_M,
+        fired_N=kept.fired_N,
+        fired_bits=kept.fired_bits,
+        union_sum=kept.union_sum,
+        table=saved.table,
     )
     return kept, nnz_M
 
@@ -107,14 +130,28 @@ def backward(given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tens
     (blocks, rows), (m, k) = _rows_of(saved), x_MK.shape
     kernel_for("hybrid_grad", x_MK, w.activation).launch(
         blocks,
-        *(dy_MK, *rows, saved.up if gated else None, w.down_NK, d_l1, m, k),
-        *(token_M, pair),
+        dy_MK=dy_MK,
+        up=saved.up if gated else None,
+        w_down_NK=w.down_NK,
+        l1=d_l1,
+        m=m,
+        k=k,
+        token=token_M,
+        pair=pair,
+        **rows,
     )
     grad_x = kernel_for("hybrid_grad_x", x_MK)
     slices = twell.column_slices(grad_x, w.up_NK, w.gate_NK)
     grad_x.launch(
         blocks * slices,
-        *(*rows, pair, w.up_NK, w.gate_NK, m, k, slices, dx_MK),
+        pair=pair,
+        w_up_NK=w.up_NK,
+        w_gate_NK=w.gate_NK,
+        m=m,
+        k=k,
+        slices=slices,
+        dx_MK=dx_MK,
+        **rows,
     )
     _weight_grads(given, pair, out, adds=adds)
     _add_dense_rows(given, dx_MK, out)
@@ -129,23 +166,54 @@ def _weight_grads(given: BackwardInputs, pair: Tensor, out: MatrixGradients, *, 
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
     source, control = torch.empty_like(saved.word), saved.length.new_zeros(CONTROL_WORDS)
     count = kernel_for("hybrid_count", x_MK)
-    count.launch(-(-n // count.threads), n, blocks, saved.table, before, first, control)
+    count.launch(
+        -(-n // count.threads),
+        n=n,
+        blocks=blocks,
+        table=saved.table,
+        before=before,
+        first=first,
+        control=control,
+    )
     kernel_for("hybrid_place", x_MK).launch(
-        blocks, m, n, width, saved.word, saved.length, before, first, source
+        blocks,
+        m=m,
+        n=n,
+        width=width,
+        word=saved.word,
+        count=saved.length,
+        before=before,
+        first=first,
+        source=source,
     )
     kernel = kernel_for("hybrid_weight_grad", x_MK)
     slices = -(-k // kernel.exported("chunk_columns"))
     segments = kernel.blocks_for(m * width, _SEGMENTS_PER_MULTIPROCESSOR)
     carry = torch.empty(segments, 2, 3, k, dtype=torch.float32, device=x_MK.device)
-    is_float = out.up_NK.dtype == torch.float32
-    how = (is_float, adds, out.up_NK, out.gate_NK, out.down_NK)
+    sums = {
+        "k": k,
+        "n": n,
+        "first": first,
+        "segments": segments,
+        "carry": carry,
+        "is_float": out.up_NK.dtype == torch.float32,
+        "adds": adds,
+        **out._asdict(),
+    }
     grid = -(-segments * slices // (kernel.threads // 32))
     kernel.launch(
         grid,
-        *(x_MK, dy_MK, k, n, saved.word, pair, saved.up if gated else None, width),
-        *(token_M, first, source, segments, carry, *how),
+        x_MK=x_MK,
+        dy_MK=dy_MK,
+        word=saved.word,
+        pair=pair,
+        up=saved.up if gated else None,
+        width=width,
+        token=token_M,
+        source=source,
+        **sums,
     )
-    kernel_for("hybrid_carry", x_MK).launch(grid, k, n, first, segments, carry, *how)
+    kernel_for("hybrid_carry", x_MK).launch(grid, **sums)
 
 
 def _add_dense_rows(given: BackwardInputs, dx_MK: Tensor, grads: MatrixGradients) -> None:
@@ -161,10 +229,26 @@ def _add_dense_rows(given: BackwardInputs, dx_MK: Tensor, grads: MatrixGradients
     kernel = kernel_for("dense_rows_grad", x_MK, w.activation)
     kernel.launch(
         kernel.blocks_for(-(-n // (tile // 2)) * -(-m // tile)),
-        *(x_MK, dy_MK, w.first[0], w.second[0], w.down_NK, d_l1),
-        *(n, k, token_M),
-        *(saved.row, saved.counted, control, room),
-        *(saved.backup_gate if gated else None, saved.backup_up, backup_rows),
-        *(scratch[0], scratch[1], scratch[2], dx_MK, grads.up_NK.dtype == torch.float32),
-        *(grads.up_NK, grads.gate_NK, grads.down_NK),
+        x_MK=x_MK,
+        dy_MK=dy_MK,
+        first_NK=w.first[0],
+        second_NK=w.second[0],
+        w_down_NK=w.down_NK,
+        l1=d_l1,
+        n=n,
+        k=k,
+        token=token_M,
+        list=saved.row,
+        counted=saved.counted,
+        control=control,
+        room=room,
+        gate=saved.backup_gate if gated else None,
+        up=saved.backup_up,
+        backup=backup_rows,
+        scratch_gate=scratch[0],
+        scratch_up=scratch[1],
+        scratch_h=scratch[2],
+        dx_MK=dx_MK,
+        is_float=grads.up_NK.dtype == torch.float32,
+        **grads._asdict(),
     )

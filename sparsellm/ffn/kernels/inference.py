@@ -90,16 +90,39 @@ def decode_ffn(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> 
     value_at = neuron_at + 2 * sections * stride
     scratch = torch.empty(value_at + 2 * n * padded, dtype=torch.uint8, device=x_MK.device)
     count = scratch.data_ptr()
-    sizes, listed = (m, n, k), tuple(Address(count + at) for at in (0, neuron_at, value_at))
+    active = {
+        "stride": stride,
+        "count": Address(count),
+        "neuron": Address(count + neuron_at),
+        "value": Address(count + value_at),
+    }
     gate.launch(
         sections,
-        *(x_MK, first_NK, w.first[1], *w.second, w.down_NK, *sizes),
-        *(w.threshold, w.relu_up, stride, *listed, scale_N),
+        x_MK=x_MK,
+        w_NK=first_NK,
+        bias_N=w.first[1],
+        w_up_NK=w.second[0],
+        bias_up_N=w.second[1],
+        w_down_NK=w.down_NK,
+        m=m,
+        n=n,
+        k=k,
+        threshold=w.threshold,
+        relu_up=w.relu_up,
+        scale_N=scale_N,
+        **active,
     )
     down.launch(
         -(-k // down.exported("columns")),
-        *(w.down_NK, w.b_down_K, *sizes, sections, stride),
-        *(*listed, y_MK, Address(observed)),
+        w_NK=w.down_NK,
+        bias_K=w.b_down_K,
+        m=m,
+        n=n,
+        k=k,
+        sections=sections,
+        y_MK=y_MK,
+        observed=Address(observed),
+        **active,
     )
 
 
@@ -124,5 +147,13 @@ def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     kernel = kernel_for("relu_product", h_MN, w.activation)
     octets = h_MN.numel() // kernel.exported("values")
     grid = -(-octets // kernel.threads)
-    kernel.launch(grid, gate_MN, up_MN, h_MN, octets, w.threshold, w.relu_up)
+    kernel.launch(
+        grid,
+        gate=gate_MN,
+        up=up_MN,
+        h=h_MN,
+        num_octets=octets,
+        threshold=w.threshold,
+        relu_up=w.relu_up,
+    )
     return F.linear(h_MN, w.down_KN, w.b_down_K)

@@ -9,10 +9,11 @@ FFN takes for 8 tokens.
 
 import ctypes
 import functools
+import operator
 import re
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, NamedTuple
@@ -95,6 +96,7 @@ class Layout:
 
     def __init__(self, kernel: str, parameters: tuple[Parameter, ...]) -> None:
         codes = [parameter.code for parameter in parameters]
+        self._in_order = operator.itemgetter(*(parameter.name for parameter in parameters))
         self.sizes = [struct.calcsize(f"<{code}") for code in codes]
         self._struct = struct.Struct(f"<{''.join(codes)}")
         assert self._struct.size <= _MAX_PARAMETER_BYTES, kernel
@@ -102,28 +104,39 @@ class Layout:
         # By the arguments' types, which ones are tensors and which ones are None.
         self._checked: dict[tuple[type, ...], tuple[list[int], list[int]]] = {}
 
-    def pack_into(self, buffer: Any, arguments: tuple[Any, ...]) -> None:
+    def pack_into(self, buffer: Any, arguments: Mapping[str, Any]) -> None:
         """Writes the arguments; a combination of types is checked when it first occurs.
 
         Raises:
             TypeError: the kernel has other parameters.
         """
-        types = tuple(map(type, arguments))
+        try:
+            values = list(self._in_order(arguments))
+        except KeyError:
+            self._check_names(arguments)
+            raise
+        if len(arguments) != len(values):
+            self._check_names(arguments)
+        types = tuple(map(type, values))
         tensors, absent = self._checked.get(types) or self._check(types)
-        values = list(arguments)
         for i in tensors:
             values[i] = values[i].data_ptr()
         for i in absent:
             values[i] = 0
         self._struct.pack_into(buffer, 0, *values)
 
-    def _check(self, types: tuple[type, ...]) -> tuple[list[int], list[int]]:
-        if len(types) != len(self._parameters):
-            names = ", ".join(parameter.name for parameter in self._parameters)
+    def _check_names(self, arguments: Mapping[str, Any]) -> None:
+        names = [parameter.name for parameter in self._parameters]
+        missing = [name for name in names if name not in arguments]
+        unknown = [name for name in arguments if name not in names]
+        mismatches = ("lacks", missing), ("does not take", unknown)
+        reasons = [f"{verb} {', '.join(which)}" for verb, which in mismatches if which]
+        if reasons:
             raise TypeError(
-                f"{self._kernel} takes {len(self._parameters)} arguments ({names}), "
-                f"not {len(types)}"
+                f"{self._kernel} {' and '.join(reasons)}; its arguments are {', '.join(names)}"
             )
+
+    def _check(self, types: tuple[type, ...]) -> tuple[list[int], list[int]]:
         for given, parameter in zip(types, self._parameters, strict=True):
             if not issubclass(given, parameter.takes):
                 raise TypeError(
@@ -211,16 +224,17 @@ class Kernel:
         """Blocks of threads for so many units of work: at most ``each`` per multiprocessor."""
         return min(self.num_multiprocessors * each, units)
 
-    def launch_units(self, units: int, *arguments: Any) -> None:
+    def launch_units(self, units: int, /, **arguments: Any) -> None:
         """`launch`, with as many blocks as so many units of work or a GPU occupy."""
-        self.launch(self.blocks_for(units, self.exported("blocks")), *arguments)
+        self.launch(self.blocks_for(units, self.exported("blocks")), **arguments)
 
-    def launch(self, grid: int, *arguments: Any) -> None:
+    def launch(self, grid: int, /, **arguments: Any) -> None:
         """Queues the kernel on the current stream of its device; returns at once.
 
         Args:
             grid: number of blocks.
-            arguments: tensors, None or `Address` for pointers; numbers; tensor maps as bytes.
+            arguments: by the names that the kernel's source has for its parameters; tensors, None
+                or `Address` for pointers; numbers; tensor maps as bytes.
 
         Raises:
             TypeError: the arguments are not those of the kernel.

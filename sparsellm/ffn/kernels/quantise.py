@@ -19,5 +19,7 @@ def quantise_rows(
     out = empty_rows(x_MK, row_M) if out is None else out
     (num_rows, k), kernel = out.values_MK.shape, kernel_for("quantise_rows", x_MK)
     grid = -(-num_rows // (kernel.threads // 32))  # a warp makes a row
-    kernel.launch(grid, x_MK, row_M, num_rows, k, *out)
+    kernel.launch(
+        grid, x_MK=x_MK, row_M=row_M, m=num_rows, k=k, values_MK=out.values_MK, scale_M=out.scale_M
+    )
     return out

@@ -52,10 +52,14 @@ class Scratch:
         self.memory = allocate(layout.num_bytes // 4, dtype=torch.int32, device=device)
         self._start = self.memory.data_ptr()
 
-    def __call__(self, *names: str) -> list[Address]:
-        """The addresses of these arrays, as a launch takes them."""
+    def __call__(self, *names: str) -> dict[str, Address]:
+        """The addresses of these arrays, as a launch takes them: by name."""
         start, offsets = self._start, self.layout.offsets
-        return [Address(start + offsets[name]) for name in names]
+        return {name: Address(start + offsets[name]) for name in names}
+
+    def __getitem__(self, name: str) -> Address:
+        """The address of an array."""
+        return Address(self._start + self.layout.offsets[name])
 
     def tensor(self, name: str) -> Tensor:
         """An array as a tensor, for code other than kernels."""

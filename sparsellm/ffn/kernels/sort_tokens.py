@@ -29,8 +29,12 @@ def sort_tokens(id_M: Tensor, length: int, early: int, vocab_size: int) -> Token
         torch.empty(m, dtype=torch.int32, device=device),
         torch.empty(m, dtype=torch.int64, device=device),
     )
-    count_ids.launch(-(-m // count_ids.threads), id_M, m, count)
+    count_ids.launch(-(-m // count_ids.threads), id_M=id_M, m=m, count=count)
     grid = -(-padded // make_keys.threads)
-    make_keys.launch(grid, id_M, m, padded, length, early, count, key)
-    rank_tokens.launch(blocks, key, m, padded, *order)
+    make_keys.launch(
+        grid, id_M=id_M, m=m, padded=padded, length=length, early=early, count=count, key=key
+    )
+    rank_tokens.launch(
+        blocks, key=key, m=m, padded=padded, token_M=order.token_M, row_M=order.row_M
+    )
     return order

@@ -20,8 +20,15 @@ def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     (rows, columns), kernel = matrix.shape, kernel_for("transpose", matrix)
     tile_rows, row_bytes = kernel.exported("rows"), kernel.exported("row_bytes")
     grid = -(-rows // tile_rows) * -(-columns * out.itemsize // row_bytes)
-    types = matrix.dtype == torch.float32, dtype == torch.float32
-    kernel.launch(grid, matrix, out, rows, columns, *types)
+    kernel.launch(
+        grid,
+        matrix=matrix,
+        out=out,
+        rows=rows,
+        columns=columns,
+        from_float=matrix.dtype == torch.float32,
+        to_float=dtype == torch.float32,
+    )
     return out
 
 

@@ -42,7 +42,7 @@ def empty_twell(num_tokens: int, num_neurons: int, device: torch.device) -> Twel
 
 def gate_twell(x_MK: Tensor, w: FFNWeights, out: Twell) -> None:
     """`compute_gate` in TwELL."""
-    compute_gate("twell", x_MK, w, (out.word, out.control))
+    compute_gate("twell", x_MK, w, {"word": out.word, "control": out.control})
 
 
 def twell_ffn(gate: Twell, x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> None:
@@ -56,18 +56,33 @@ def twell_ffn(gate: Twell, x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: 
         observed: address of an int32, pinned, for the mean non-zeros of a row; 0 for none.
     """
     m, k = x_MK.shape
-    of_gate = (gate.word, gate.word.shape[1], _ROWS_EACH)
+    rows = {"word": gate.word, "tiles_n": gate.word.shape[1], "rows_each": _ROWS_EACH}
     row_blocks = -(-m // _ROWS_EACH)
     if w.gate_NK is not None:
         kernel_for("twell_up", x_MK).launch(
-            row_blocks, x_MK, *of_gate, w.up_NK, w.b_up_N, m, k, w.relu_up
+            row_blocks,
+            x_MK=x_MK,
+            w_up_NK=w.up_NK,
+            b_up_N=w.b_up_N,
+            m=m,
+            k=k,
+            relu_up=w.relu_up,
+            **rows,
         )
     down = kernel_for("twell_down", x_MK)
     slices = column_slices(down, w.down_NK)
     down.launch(
         row_blocks * slices,
-        *(*of_gate, w.down_NK, w.b_down_K, m, k, slices),
-        *(gate.control, gate.overflowed, Address(observed), y_MK),
+        w_down_NK=w.down_NK,
+        b_down_K=w.b_down_K,
+        m=m,
+        k=k,
+        slices=slices,
+        control=gate.control,
+        overflowed=gate.overflowed,
+        observed=Address(observed),
+        y_MK=y_MK,
+        **rows,
     )
     dense_rows(gate, x_MK, w, y_MK)
 
@@ -115,7 +130,7 @@ def dense_rows(
     row_tiles, half = -(-m // DENSE_ROW_TILE), DENSE_ROW_TILE // 2
     room = -(-m // (BACKUP_SHARE * DENSE_ROW_TILE)) * DENSE_ROW_TILE
     h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
-    gate_RN, up_RN, *counts = kept or (None,) * len(KeptRows._fields)
+    counts = kept._asdict() if kept is not None else dict.fromkeys(KeptRows._fields)
     kernel = kernel_for("dense_rows", x_MK, w.activation)
     if kept is not None:
         tiles = -(-n // (half if gated else DENSE_ROW_TILE))
@@ -123,9 +138,25 @@ def dense_rows(
         backup_rows = len(kept.up)
     kernel.launch_units(
         -(-n // half) * row_tiles,
-        *(x_MK, *w.first, *w.second, w.down_NK, w.b_down_K),
-        *(w.threshold, w.relu_up, n, k),
-        *(gate.overflowed, gate.control, room, h),
-        *(token_M, y_MK, gate_RN, up_RN, backup_rows, l1, *counts),
+        x_MK=x_MK,
+        first_NK=w.first[0],
+        b_first_N=w.first[1],
+        second_NK=w.second[0],
+        b_second_N=w.second[1],
+        down_NK=w.down_NK,
+        b_down_K=w.b_down_K,
+        threshold=w.threshold,
+        relu_up=w.relu_up,
+        n=n,
+        k=k,
+        list=gate.overflowed,
+        control=gate.control,
+        room=room,
+        h=h,
+        token=token_M,
+        y_MK=y_MK,
+        backup=backup_rows,
+        l1=l1,
+        **counts,
     )
     return l1

@@ -4,8 +4,7 @@ M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` an
 """
 
 import functools
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,22 +60,24 @@ def work_arrays(num_units: int, blocks: int, splits: Splits | None) -> dict[str,
     }
     if splits is not None:
         places, values = MAX_PARTS * splits.slices, BLOCK_TOKENS * splits.slice_columns
-        arrays["part"] = Array((MAX_PARTS, 2))
+        arrays["split"] = Array((MAX_PARTS, 2))
         arrays["arrived"] = Array((places,))
         arrays["sums"] = Array((places, values), torch.float32)
     return arrays
 
 
-def sharing_of(work: Scratch, splits: Splits | None) -> tuple[object, ...]:
-    """The arguments of union_entries and column_units."""
+def sharing_of(work: Scratch, splits: Splits | None) -> dict[str, object]:
+    """Arguments of union_entries and column_units."""
     if splits is None:
-        return (None, None, 0, 0, 1)
-    return (*work("part", "arrived"), MAX_PARTS, splits.slices, splits.workers)
+        return {"split": None, "arrived": None, "max_parts": 0, "slices": 0, "workers": 1}
+    sizes = {"max_parts": MAX_PARTS, "slices": splits.slices, "workers": splits.workers}
+    return {**work("split", "arrived"), **sizes}
 
 
-def sums_of(work: Scratch, splits: Splits | None) -> Sequence[object]:
-    """The arguments of the kernel that sums."""
-    return (None, None, None) if splits is None else work("part", "arrived", "sums")
+def sums_of(work: Scratch, splits: Splits | None) -> Mapping[str, object]:
+    """Arguments of the kernel that sums."""
+    names = ("split", "arrived", "sums")
+    return dict.fromkeys(names) if splits is None else work(*names)
 
 
 class Union(NamedTuple):
@@ -140,24 +141,26 @@ def union_entries(union: Union, observed: int = 0, zeroed: Sequence[Tensor] = ()
             for none.
         zeroed: at most four tensors of 4 bytes or 8 per element, for the next kernels to count in.
     """
-    arrays = [*zeroed, *(None,) * (_MOST_ZEROED - len(zeroed))]
-    words = [(array, 0 if array is None else array.nbytes // 4) for array in arrays]
+    to_zero: dict[str, object] = {}
+    for i in range(_MOST_ZEROED):
+        array = zeroed[i] if i < len(zeroed) else None
+        to_zero |= {f"zeroed_{i}": array, f"words_{i}": 0 if array is None else array.nbytes // 4}
     kernel_for("union_entries", union.arrays.memory).launch(
         union.blocks,
-        *(*union.arrays("count", "neuron"), union.tiles),
-        *union.arrays("entry", "total", "unit", "order"),
-        *sharing_of(union.arrays, union.splits),
-        *(*union.arrays("control"), Address(observed), *chain.from_iterable(words)),
+        tiles_n=union.tiles,
+        observed=Address(observed),
+        **union.arrays("count", "neuron", "entry", "total", "unit", "order", "control"),
+        **sharing_of(union.arrays, union.splits),
+        **to_zero,
     )
 
 
-def tokens_of(matrix_MK: Tensor, token_M: Tensor | None) -> tuple[object, ...]:
-    """A kernel's arguments for a matrix of tokens, in a token order or the natural one."""
+def map_of(matrix_MK: Tensor) -> bytes:
+    """The tensor map of a matrix of tokens; none where kernels do not read it."""
     m, k = matrix_MK.shape
-    as_map = NO_TENSOR_MAP
-    if architecture_of(matrix_MK.get_device()).tensor_maps:
-        as_map = tensor_map(matrix_MK.data_ptr(), m, k, BLOCK_TOKENS)
-    return (as_map, matrix_MK, token_M, m)
+    if not architecture_of(matrix_MK.get_device()).tensor_maps:
+        return NO_TENSOR_MAP
+    return tensor_map(matrix_MK.data_ptr(), m, k, BLOCK_TOKENS)
 
 
 def union_up(
@@ -179,9 +182,20 @@ def union_up(
     offset, up = (None, None) if columns is None else (columns.offset, columns.up)
     kernel_for("union_up", x_MK).launch_units(
         gate.blocks * gate.tiles,
-        *(*tokens_of(x_MK, token_M), w.up_NK, w.b_up_N, x_MK.shape[1], gate.tiles),
-        *gate.arrays("entry", "unit", "control", "value"),
-        *(offset, up, 0 if up is None else len(up), l1, w.relu_up),
+        map_of_x=map_of(x_MK),
+        x_MK=x_MK,
+        token_M=token_M,
+        m=x_MK.shape[0],
+        w_NK=w.up_NK,
+        bias_N=w.b_up_N,
+        k=x_MK.shape[1],
+        tiles_n=gate.tiles,
+        offset=offset,
+        up=up,
+        capacity=0 if up is None else len(up),
+        l1=l1,
+        relu_up=w.relu_up,
+        **gate.arrays("entry", "unit", "control", "value"),
     )
 
 
@@ -193,6 +207,13 @@ def union_down(h: Union, w: FFNWeights, y_MK: Tensor, token_M: Tensor | None = N
     (m, k), kernel = y_MK.shape, kernel_for("union_down", y_MK)
     kernel.launch_units(
         parts_of(h.blocks, h.splits) * -(-k // kernel.exported("columns")),
-        *(w.down_NK, w.b_down_K, m, k, h.tiles, *h.arrays("entry", "order")),
-        *(*sums_of(h.arrays, h.splits), *h.arrays("control", "value"), token_M, y_MK),
+        w_NK=w.down_NK,
+        bias_K=w.b_down_K,
+        m=m,
+        k=k,
+        tiles_n=h.tiles,
+        token_M=token_M,
+        y_MK=y_MK,
+        **h.arrays("entry", "order", "control", "value"),
+        **sums_of(h.arrays, h.splits),
     )

@@ -68,23 +68,47 @@ def backward(given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tens
     units = kernel_for("column_units", x_MK)
     num_units = capacity // units.exported("members") + blocks
     work = Scratch(_work_layout(num_units, blocks, splits), x_MK.device)
-    unit, order, control = work("unit", "order", "control")
-    units.launch(1, saved.offset, blocks, unit, order, *union.sharing_of(work, splits), control)
+    units.launch(
+        1,
+        offset=saved.offset,
+        blocks=blocks,
+        **work("unit", "order", "control"),
+        **union.sharing_of(work, splits),
+    )
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
     kernel_for("columns_grad", x_MK, w.activation).launch_units(
         num_units,
-        *(*union.tokens_of(dy_MK, token_M), w.down_NK, k),
-        *(saved.offset, saved.neuron, gate, saved.up),
-        *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
+        map_of_dy=union.map_of(dy_MK),
+        dy_MK=dy_MK,
+        token_M=token_M,
+        m=m,
+        w_down_NK=w.down_NK,
+        k=k,
+        offset=saved.offset,
+        neuron=saved.neuron,
+        gate=gate,
+        up=saved.up,
+        l1=d_l1.to(torch.float32),
+        d_gate=d_gate,
+        d_up=d_up,
+        **work("unit", "control"),
     )
     dx_MK = torch.empty_like(x_MK)
     columns = kernel_for("union_down", x_MK).exported("columns")
     kernel_for("columns_down", x_MK).launch_units(
         union.parts_of(blocks, splits) * -(-k // columns),
-        *(w.up_NK, w.gate_NK, m, k, saved.offset, saved.neuron),
-        *(d_up, d_gate, order),
-        *(*union.sums_of(work, splits), control, dx_MK),
+        w_up_NK=w.up_NK,
+        w_gate_NK=w.gate_NK,
+        m=m,
+        k=k,
+        offset=saved.offset,
+        neuron=saved.neuron,
+        d_up=d_up,
+        d_gate=d_gate,
+        dx_MK=dx_MK,
+        **work("order", "control"),
+        **union.sums_of(work, splits),
     )
     given = given._replace(saved=saved)
     weight_grads(given, d_gate, d_up, out, adds=adds, num_nonzeros=num_nonzeros)
@@ -144,9 +168,19 @@ def _activations(
     union.gate_union(x_MK, w, scratch, zeroed=zeroed)
     kernel.launch(
         grid,
-        *(*scratch.arrays("entry", "total", "value"), tiles, m),
-        *(len(values), columns.offset, columns.neuron, columns.mask, values),
-        *(fired_N, token_M, nnz_M, needed, None if gated else l1),
+        tiles_n=tiles,
+        m=m,
+        capacity=len(values),
+        offset=columns.offset,
+        neuron=columns.neuron,
+        mask=columns.mask,
+        columns=values,
+        fired_N=fired_N,
+        token_M=token_M,
+        nnz_M=nnz_M,
+        needed=needed,
+        l1=None if gated else l1,
+        **scratch.arrays("entry", "total", "value"),
     )
     if gated:
         union.union_up(x_MK, w, scratch, columns, l1)

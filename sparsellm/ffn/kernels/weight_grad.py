@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import kernel_for
-from sparsellm.ffn.kernels.launch import Kernel
+from sparsellm.ffn.kernels.launch import Address, Kernel
 from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
 from sparsellm.ffn.types import BackwardInputs, Columns, MatrixGradients
 
@@ -39,14 +39,14 @@ def _layouts(
         "member": Array((capacity, size("member_words"))),
         "piece": Array((capacity + groups, 2)),
         "unit": Array((groups + parts, size("unit_words"))),
-        "rows": Array((groups,)),
-        "first": Array((groups,)),
+        "group_rows": Array((groups,)),
+        "group_first": Array((groups,)),
     }
     counters = {
         "table": Array((num_neurons, -(-blocks // line) * line)),
         "count": Array((2 * num_neurons,)),
         "sample": Array((num_neurons,)),
-        "group_sizes": Array((groups,)),
+        "group_columns": Array((groups,)),
         "control": Array((size("control_words"),)),
         "progress": Array((1 + parts * 2 * slices,)),  # zero before every use
     }
@@ -92,15 +92,21 @@ def weight_grads(
         dtype=torch.float32,
         device=x_MK.device,
     )
-    # The rows of dy are those of x where both have the same order.
-    dy_row = "x_row" if given.token_M is None else "dy_row"
-    pieces = _fill_pieces(groups, given, d_gate, d_up, dy_row, num_nonzeros)
+    pieces = _fill_pieces(groups, given, d_gate, d_up, num_nonzeros)
     kernel.launch_units(
         groups.num_units * 2 * slices,
-        *(x_MK, given.dy_MK, k, n, *groups.arrays("order", "unit")),
-        *(*groups.counters("control"), *pieces("work", "x_row", dy_row, "values")),
-        *(*groups.counters("progress"), sums),
-        *(gated, dtype == torch.float32, adds, *out),
+        x_MK=x_MK,
+        dy_MK=given.dy_MK,
+        k=k,
+        n=n,
+        sums=sums,
+        gated=gated,
+        is_float=dtype == torch.float32,
+        adds=adds,
+        **groups.arrays("order", "unit"),
+        **groups.counters("control", "progress"),
+        **_piece_arrays(pieces),
+        **out._asdict(),
     )
 
 
@@ -117,27 +123,43 @@ def group_columns(columns: Columns, num_neurons: int, slices: int) -> Groups:
     device, num_groups = columns.offset.device, -(-num_neurons // plan.exported("neurons"))
     layout, of_counters = _layouts(plan, num_neurons, capacity, blocks, slices)
     arrays, counters = Scratch(layout, device), Scratch(of_counters, device, torch.zeros)
-    table, count, sample, sizes = counters("table", "count", "sample", "group_sizes")
-    order, *planned = arrays("order", "rows", "first", "member", "piece", "unit")
     place.launch_units(
         -(-blocks * num_neurons // place.threads),
-        *(blocks, columns.offset, columns.neuron, columns.mask, table, count, sample),
+        blocks=blocks,
+        offset=columns.offset,
+        neuron=columns.neuron,
+        mask=columns.mask,
+        **counters("table", "count", "sample"),
     )
-    rank.launch(num_groups, num_neurons, count, sample, order, sizes)
+    rank.launch(
+        num_groups,
+        n=num_neurons,
+        **counters("count", "sample", "group_columns"),
+        **arrays("order"),
+    )
     plan.launch(
         num_groups,
-        *(num_neurons, blocks, columns.mask, table, order, sizes, *planned),
-        *counters("control"),
+        n=num_neurons,
+        blocks=blocks,
+        mask=columns.mask,
+        **arrays("order", "group_rows", "group_first", "member", "piece", "unit"),
+        **counters("table", "group_columns", "control"),
     )
     return Groups(plan, num_groups, num_groups + plan.exported("max_parts"), arrays, counters)
 
 
-def _fill_pieces(  # noqa: PLR0917
+def _piece_arrays(pieces: Scratch) -> dict[str, Address]:
+    """Arguments; the rows of dy are those of x where both have the same order."""
+    arrays = pieces("work", "piece_x", "piece_values")
+    by_order = "piece_dy" if "piece_dy" in pieces.layout.arrays else "piece_x"
+    return arrays | {"piece_dy": pieces[by_order]}
+
+
+def _fill_pieces(
     groups: Groups,
     given: BackwardInputs,
     d_gate: Tensor | None,
     d_up: Tensor,
-    dy_row: str,
     num_nonzeros: int | None,
 ) -> Scratch:
     """The values of the pieces, and their rows; ``cuda/common/weight_grad.cuh`` says how."""
@@ -151,16 +173,22 @@ def _fill_pieces(  # noqa: PLR0917
     num_values = most * rows * (3 if gated else 2) + 1
     arrays = {
         "work": Array((groups.num_units, 2)),
-        "x_row": Array((most, rows)),
-        "values": Array((num_values, groups.plan.exported("neurons")), d_up.dtype),
+        "piece_x": Array((most, rows)),
+        "piece_values": Array((num_values, groups.plan.exported("neurons")), d_up.dtype),
     }
     if given.token_M is not None:
-        arrays["dy_row"] = Array((most, rows))
+        arrays["piece_dy"] = Array((most, rows))
     pieces = Scratch(ScratchLayout(arrays), d_up.device)
     kernel_for("fill_pieces", d_up).launch_units(
         most,
-        *(d_gate, d_up, saved.gate if gated else None, saved.up),
-        *(gated, *groups.arrays("member", "piece", "unit"), *groups.counters("control")),
-        *(*pieces("work"), given.token_M, *pieces("x_row", dy_row, "values")),
+        d_gate=d_gate,
+        d_up=d_up,
+        gate=saved.gate if gated else None,
+        up=saved.up,
+        gated=gated,
+        token_M=given.token_M,
+        **groups.arrays("member", "piece", "unit"),
+        **groups.counters("control"),
+        **_piece_arrays(pieces),
     )
     return pieces

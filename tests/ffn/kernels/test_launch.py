@@ -47,7 +47,14 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
 """
 LAYOUT = module.Layout("some", kernels_of(SOURCE)["some"])
 MAP = bytes(range(128))
-ARGUMENTS = (MAP, Address(0x7F00_1234_5678), -5, 0.5, 9, None)
+ARGUMENTS = {
+    "map": MAP,
+    "from": Address(0x7F00_1234_5678),
+    "n": -5,
+    "threshold": 0.5,
+    "capacity": 9,
+    "to": None,
+}
 
 
 def kernel(*, function=7, layout=LAYOUT, threads=384, shared_bytes=1000, stream=99, overlap=True):
@@ -57,10 +64,12 @@ def kernel(*, function=7, layout=LAYOUT, threads=384, shared_bytes=1000, stream=
 
 
 def test_arguments_and_configuration(driver):
-    kernel().launch(132, *ARGUMENTS)
+    kernel().launch(132, **ARGUMENTS)
     tensor = torch.zeros(8)
     plain = kernel(threads=32, shared_bytes=0, stream=0, overlap=False)
-    plain.launch(1, MAP, None, True, 2, 3, tensor)
+    # By name, in any order.
+    others = {"to": tensor, "capacity": 3, "threshold": 2, "n": True, "from": None, "map": MAP}
+    plain.launch(1, **others)
     _, first, second = driver
     assert first[:10] == (7, 132, 1, 1, 384, 1, 1, 1000, 99, 1)
     assert first[10] == 6
@@ -71,7 +80,7 @@ def test_arguments_and_configuration(driver):
 
 def test_as_many_blocks_as_there_is_work_for(driver):
     for units in (1000, 200):
-        kernel().launch_units(units, *ARGUMENTS)
+        kernel().launch_units(units, **ARGUMENTS)
     assert [event[1] for event in driver if event != "entered"] == [264, 200]
 
 
@@ -80,7 +89,7 @@ def test_every_thread_enters_a_context_once(driver):
 
     def twice():
         for _ in range(2):
-            kernel().launch(132, *ARGUMENTS)
+            kernel().launch(132, **ARGUMENTS)
 
     twice()
     thread = threading.Thread(target=twice)
@@ -93,28 +102,34 @@ def test_every_thread_enters_a_context_once(driver):
 
 def test_refusals(driver):
     with pytest.raises(RuntimeError, match=r"132 blocks of 384 threads .* \(CUDA error 1\)"):
-        kernel(function=13).launch(132, *ARGUMENTS)
+        kernel(function=13).launch(132, **ARGUMENTS)
 
 
-def _refused(*changed):
-    arguments = list(ARGUMENTS)
-    for place, value in changed:
-        arguments[place] = value
+def _refused(arguments):
     with pytest.raises(TypeError) as error:
-        kernel().launch(1, *arguments)
+        kernel().launch(1, **arguments)
     return str(error.value)
 
 
 def test_arguments_of_other_types_are_refused(driver):
     """The driver would take a number for an address, and not complain."""
-    assert _refused((2, 0.5)) == "some: argument n is a float; it takes int"
-    assert _refused((2, torch.zeros(1))) == "some: argument n is a Tensor; it takes int"
-    assert _refused((3, None)) == "some: argument threshold is a NoneType; it takes float or int"
-    assert _refused((1, 0)) == (
-        "some: argument from is a int; it takes Tensor or NoneType or Address"
-    )
-    with pytest.raises(TypeError, match=r"some takes 6 arguments \(map, from, n, .*\), not 5"):
-        kernel().launch(1, *ARGUMENTS[:-1])
+    for name, value, error in (
+        ("n", 0.5, "argument n is a float; it takes int"),
+        ("n", torch.zeros(1), "argument n is a Tensor; it takes int"),
+        ("threshold", None, "argument threshold is a NoneType; it takes float or int"),
+        ("from", 0, "argument from is a int; it takes Tensor or NoneType or Address"),
+    ):
+        assert _refused(ARGUMENTS | {name: value}) == f"some: {error}"
+    assert driver == []
+
+
+def test_arguments_of_other_names_are_refused(driver):
+    names = "its arguments are map, from, n, threshold, capacity, to"
+    fewer = {name: value for name, value in ARGUMENTS.items() if name not in ("n", "to")}
+    assert _refused(fewer) == f"some lacks n, to; {names}"
+    assert _refused(ARGUMENTS | {"m": 3}) == f"some does not take m; {names}"
+    renamed = fewer | {"m": 3, "to": None}
+    assert _refused(renamed) == f"some lacks n and does not take m; {names}"
     assert driver == []
 
 
@@ -122,8 +137,8 @@ def test_types_are_checked_once_per_combination(driver, monkeypatch):
     layout, checks = module.Layout("some", kernels_of(SOURCE)["some"]), []
     check = layout._check
     monkeypatch.setattr(layout, "_check", lambda types: checks.append(types) or check(types))
-    for arguments in (ARGUMENTS, ARGUMENTS, (*ARGUMENTS[:-1], Address(0)), ARGUMENTS):
-        kernel(layout=layout).launch(1, *arguments)
+    for arguments in (ARGUMENTS, ARGUMENTS, ARGUMENTS | {"to": Address(0)}, ARGUMENTS):
+        kernel(layout=layout).launch(1, **arguments)
     assert len(checks) == 2
 
 

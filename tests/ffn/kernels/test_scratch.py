@@ -27,12 +27,16 @@ def test_every_array_has_memory_of_its_own_where_its_address_says():
         tensor.fill_(value)
     for value, tensor in enumerate(tensors):
         assert (tensor == value).all()
-    addresses = scratch(*ARRAYS)
+    named = scratch(*ARRAYS)
+    assert list(named) == list(ARRAYS)
+    addresses = list(named.values())
     assert all(type(address) is Address for address in addresses)
     for address, tensor in zip(addresses, tensors, strict=True):
         assert not tensor.numel() or address == tensor.data_ptr()
     assert all((b - a) % 512 == 0 for a, b in itertools.pairwise(addresses))
-    assert scratch("c", "a") == [addresses[3], addresses[0]]
+    assert scratch("c", "a") == {"c": addresses[3], "a": addresses[0]}
+    assert scratch["c"] == addresses[3]
+    assert type(scratch["c"]) is Address
 
 
 def test_zeroed():

@@ -83,6 +83,8 @@ class TokenLoader:
         self._rank, self._world_size, self._num_workers = rank, world_size, num_workers
         self._config = StreamConfig(corpora, context_length, seed, choose_num_lanes(corpora))
         self._picks = Picks(corpora, seed)
+        # Of the last micro-batch: sequences of each corpus, and how often their text had been read.
+        self.texts_2C = np.zeros((2, len(corpora)), np.int64)
         # After the last micro-batch that was handed out.
         self.position = Bookmark(0, {}, {corpus.name: 0 for corpus in corpora})
         self._workers: list[Worker] = []
@@ -105,6 +107,10 @@ class TokenLoader:
         except BaseException:
             self.close()  # a later call begins after the last micro-batch again
             raise
+        self.texts_2C = np.zeros_like(self.texts_2C)
+        for _, lane in made:
+            corpus = self._picks.corpus(lane.number)
+            self.texts_2C[:, corpus] += 1, lane.cursors[corpus].epoch
         number, lanes, tokens = self.position
         end = number + len(made) * self._world_size
         counts = zip(self._config.corpora, self._picks.counts(number, end), strict=True)
@@ -142,7 +148,7 @@ class TokenLoader:
         It covers the lanes that this rank has read; `position.merge` merges those of all ranks.
         """
         at = at or self.position
-        names = [corpus.name for corpus in self._config.corpora]
+        names = self.corpus_names
         return self._identity() | {
             "number": at.number,
             "num_lanes": self._config.num_lanes,
@@ -181,9 +187,16 @@ class TokenLoader:
         return [worker.pid for worker in self._workers]
 
     @property
-    def num_corpora(self) -> int:
-        """Number of corpora; more than one is a mixture."""
-        return len(self._config.corpora)
+    def corpus_names(self) -> list[str]:
+        """The names of the corpora; more than one are a mixture."""
+        return [corpus.name for corpus in self._config.corpora]
+
+    @property
+    def repeating(self) -> set[str]:
+        """The corpora of which this rank has read some text more than once."""
+        lanes = self.position.lanes.values()
+        cursors = [dict(zip(self.corpus_names, lane.cursors, strict=True)) for lane in lanes]
+        return {name for lane in cursors for name, cursor in lane.items() if cursor.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Continues from the merged states of all ranks, on any number of ranks and workers.
@@ -196,7 +209,7 @@ class TokenLoader:
         """
         notes = compare(state, self._identity())
         self.close()
-        names = [corpus.name for corpus in self._config.corpora]
+        names = self.corpus_names
         lanes = {
             int(lane): LaneState(
                 saved["number"],
@@ -212,6 +225,12 @@ class TokenLoader:
             fixed_groups=saved_groups(state, self._config),
         )
         return notes
+
+    def restart(self, states: list[dict[str, Any]]) -> None:
+        """Begins at the beginning, and counts on the tokens that ranks had trained on by then."""
+        self.close()
+        counted = states[0].get("tokens", {}) if states else {}  # earlier versions saved none
+        self.position = Bookmark(0, {}, dict.fromkeys(self.corpus_names, 0) | counted)
 
     def resize(self, micro_batch_size: int) -> None:
         """Sets the size of the next micro-batches; the order of the sequences does not change."""

@@ -134,6 +134,8 @@ METRICS = (
     Metric("grad_norm", "Gradient norm", "global norm before clipping", "training", scale="log"),
     Metric("skipped_steps", "Steps skipped so far", "steps", "training",
            lambda value: f"{value:.0f} skipped" if value else "", from_zero=True),
+    Metric("epoch", "Passes over the text that repeats most", "passes", "", "epoch {:.2f}",
+           lambda line, _: 1 + max(line["epochs"].values())),
     Metric("nnz", "Active neurons, mean over layers", "neurons per token", "sparsity", "nnz {:.1f}",
            _mean_of("sparsity", "nnz_mean"), "sparsity", scale="log", from_zero=True),
     Metric("nnz_fraction", "Active neurons, share of the width", "fraction", "", "({:.2%})",

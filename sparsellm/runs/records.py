@@ -19,7 +19,7 @@ from sparsellm.recipe.strict import parse_json, read_text, validate
 
 METRICS_FILE = "metrics.jsonl"
 # Fields that a line lacks if they are empty.
-_LEFT_OUT = ("corpus_tokens", "by_corpus", "kernels", "parent")
+_LEFT_OUT = ("corpus_tokens", "epochs", "by_corpus", "kernels", "parent")
 
 
 def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
@@ -113,6 +113,8 @@ class TrainRecord(_Written):
     sparsity: StepStats = field(default_factory=StepStats)
     kernels: KernelStats | None = None  # None in the lines of early versions
     corpus_tokens: dict[str, int] = field(default_factory=dict)  # of a mixture: trained so far
+    # By corpus, if its text repeats: how often the step's text had been read before, its mean.
+    epochs: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparsellm.ffn.module import SparseFFN
@@ -42,6 +43,7 @@ class StepReading:
     stop: bool  # some rank was asked to stop
     failed: bool  # some rank could not read its data, so the step does not count
     refused: bool  # the weights stayed as they were
+    epochs_C: list[float]  # how often each corpus's text had been read before, mean of sequences
     nnz_L: list[float]  # non-zeros per token
     largest_union_L: list[int]  # columns, of this rank's micro-batches
     kernels: KernelStats
@@ -57,7 +59,8 @@ class _Slices(NamedTuple, Generic[Values]):
     gradient_norm: Values
     refused: Values
     # Summed over ranks.
-    flags: Values  # ranks that were asked to stop; ranks without data
+    # Ranks that were asked to stop; ranks without data; `MicroBatchReader.texts_2C`, flattened.
+    flags: Values
     objections: Values  # ranks whose gradient norm is over its limit
     cross_entropy: Values
     l1: Values
@@ -73,9 +76,10 @@ class CounterLayout:
     Args:
         recipe: of the run.
         device: where the counters live.
+        num_corpora: that the run reads.
     """
 
-    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device, num_corpora: int = 1) -> None:
         model = recipe.model
         self.num_layers, self.num_neurons = model.num_hidden_layers, model.intermediate_size
         self.global_tokens = recipe.train.global_batch_tokens
@@ -93,7 +97,8 @@ class CounterLayout:
         by_position = num_layers * len(starts)
         own = [num_layers, num_layers, 1, 1]
         self.num_own = sum(own)
-        self.slices = [*own, 2, 1, 1, 1, 1, num_layers, num_layers, by_position]
+        self.num_flags = 2 + 2 * num_corpora
+        self.slices = [*own, self.num_flags, 1, 1, 1, 1, num_layers, num_layers, by_position]
         self.num_read = sum(self.slices)
         self.num_logged = self.num_read + num_layers * (self.num_neurons + 1)
         self.num_all = self.num_logged + num_layers * self.num_neurons
@@ -150,7 +155,13 @@ class Counters:
 
     @torch.no_grad()
     def reduce(
-        self, gradient_norm: Tensor, limits: dict[str, float], *, stop: bool, failed: bool
+        self,
+        gradient_norm: Tensor,
+        limits: dict[str, float],
+        *,
+        stop: bool,
+        failed: bool,
+        texts_2C: NDArray[np.int64] | None = None,
     ) -> Tensor:
         """Sums over ranks, and decides on the device whether the step must not be taken.
 
@@ -161,17 +172,22 @@ class Counters:
             limits: see `SkippedSteps.limits`.
             stop: this rank was asked to stop.
             failed: this rank had no data.
+            texts_2C: of this rank, see `MicroBatchReader`.
 
         Returns:
             () fp32: 1 if a rank had no data, or a value is not finite or over its limit; else 0.
         """
         at = self._at
         # Numbers that are assigned one by one would each wait for the device.
-        at.flags.copy_(torch.tensor([stop, failed], dtype=torch.float64), non_blocking=True)
+        flags = np.zeros(self._layout.num_flags)
+        flags[:2] = stop, failed
+        if texts_2C is not None:
+            flags[2:] = texts_2C.ravel()
+        at.flags.copy_(torch.from_numpy(flags), non_blocking=True)
         at.gradient_norm.copy_(gradient_norm)
         at.objections.copy_(~(at.gradient_norm <= limits["gradient norm"]))
         all_reduce_sum(self._buffer[self._layout.num_own :])
-        taken = at.flags[1:] + at.objections == 0
+        taken = at.flags[1:2] + at.objections == 0
         taken &= at.cross_entropy / self._layout.global_tokens <= limits["loss"]
         taken &= at.l1 <= _NO_LIMIT
         at.refused.copy_(~taken)
@@ -202,6 +218,7 @@ class Counters:
         tokens, num_layers = layout.global_tokens, layout.num_layers
         at = _Slices(*np.split(copy[: layout.num_read], np.cumsum(layout.slices)[:-1]))
         nnz_LP = at.nnz_LP.reshape(num_layers, -1)
+        num_sequences_C, epochs_C = at.flags[2:].reshape(2, -1)
         refused, sparsity = bool(at.refused[0]), None
         if len(copy) > layout.num_read and not refused:
             histogram_LC = copy[layout.num_read :].reshape(num_layers, -1)
@@ -215,6 +232,7 @@ class Counters:
             stop=bool(at.flags[0] > 0),
             failed=bool(at.flags[1] > 0),
             refused=refused,
+            epochs_C=(epochs_C / np.maximum(num_sequences_C, 1)).tolist(),
             nnz_L=(nnz_LP.sum(1) / tokens).tolist(),
             largest_union_L=at.largest_union_L.astype(int).tolist(),
             kernels=KernelStats(

@@ -234,6 +234,13 @@ def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
         record = meter.record(run, totals)
         run.accelerator.print(progress_line(record, run.recipe))
         run.write(record)
+    for name, epoch in zip(run.loader.corpus_names, totals.reading.epochs_C, strict=True):
+        if epoch and name not in run.repeating:
+            run.repeating.add(name)
+            run.accelerator.print(
+                f"step {run.step}: text of corpus {name} repeats from here on: a part of it has "
+                "been read to its end"
+            )
     if run.target and (news := run.target.news()):
         run.accelerator.print(f"warning: step {run.step}: {news}")
         run.write(FailureRecord(run.step, run.tokens, "target", news))

@@ -47,6 +47,7 @@ class Meter:
         """The record of the last step; starts the next interval."""
         reading = totals.reading
         assert reading.sparsity is not None
+        names = run.loader.corpus_names
         nnz_L, sparse_L = reading.sparsity.nnz_mean, reading.kernels.sparse
         executed = executed_flops_per_token(run.recipe, nnz_L, sparse_L)
         now, compiled = time.perf_counter(), compile_seconds()
@@ -70,7 +71,8 @@ class Meter:
             totals.l1_by_layer,
             reading.sparsity,
             reading.kernels,
-            run.data_position.tokens if run.loader.num_corpora > 1 else {},
+            run.data_position.tokens if len(names) > 1 else {},
+            {n: epoch for n, epoch in zip(names, reading.epochs_C, strict=True) if epoch},
         )
 
 

@@ -13,6 +13,7 @@ steps have something between them (`schedule.next_may_launch`).
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from sparsellm.data.loader import Bookmark, TokenLoader
@@ -30,13 +31,16 @@ class MicroBatchReader:
     def __init__(self, loader: TokenLoader, shape: tuple[int, int], step: int) -> None:
         self.step = step
         self.error: Exception | None = None
+        self.texts_2C = np.zeros_like(loader.texts_2C)  # of its micro-batches, see `TokenLoader`
         self._loader, self._shape = loader, shape
 
     def next(self) -> torch.Tensor:
         """int64 (micro-batch, context_length + 1)."""
         if self.error is None:
             try:
-                return next(self._loader)
+                tokens_BT1 = next(self._loader)
+                self.texts_2C += self._loader.texts_2C
+                return tokens_BT1
             except (ValueError, OSError) as error:
                 self.error = error
         return torch.zeros(self._shape, dtype=torch.int64)

@@ -67,6 +67,7 @@ class Run:
     compiled_before: float = field(default_factory=compile_seconds)  # by this process
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
     parent: Parent | None = None  # checkpoint of another run that this run goes on from
+    repeating: set[str] = field(default_factory=set)  # corpora whose text is read again
     log: MetricsLog | None = None  # of the main rank, while it trains
 
     def write(self, record: Record) -> None:
@@ -83,7 +84,8 @@ class Run:
     @cached_property
     def layout(self) -> CounterLayout:
         """Of each step's counters."""
-        return CounterLayout(self.recipe, self.accelerator.device)
+        num_corpora = len(self.loader.corpus_names)
+        return CounterLayout(self.recipe, self.accelerator.device, num_corpora)
 
     @property
     def data_position(self) -> Bookmark:

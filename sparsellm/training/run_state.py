@@ -141,15 +141,18 @@ def restore_run(run: Run, path: Path) -> list[str]:
         )
     elif run.target and cause_in(changes, f"{CHANGED}sparsity.l1_coefficient "):
         notes.append("λ goes on as the controller left it, whatever sparsity.l1_coefficient is now")
+    states = checkpoint.data_states(path)
     try:
-        notes += run.loader.load_state_dict(merge(checkpoint.data_states(path)))
+        notes += run.loader.load_state_dict(merge(states))
     except DataStateMismatch as mismatch:
         if run.recipe.data.on_mismatch == "refuse":
             raise DataStateMismatch(
                 f"{mismatch}{cause_in(changes, CHANGED_DATA)}. Train as it was then, or let the "
                 "data stream start over with --set data.on_mismatch=restart"
             ) from None
+        run.loader.restart(states)
         notes.append(f"the data stream starts over from its beginning: {mismatch}")
+    run.repeating = run.loader.repeating
     if saved.rng:  # else there were fewer ranks: this one keeps its own
         _set_rng_state(saved.rng)
     return notes

@@ -65,6 +65,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
         run.skips.limits(recipe.train.spike_threshold),
         stop=stop.received is not None or run.saver.failed,
         failed=step.reader.error is not None,
+        texts_2C=step.reader.texts_2C,
     )
     run.between_steps = False
     run.stats.advance(counters.fired_LN, recipe.train.global_batch_tokens, refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -45,6 +46,29 @@ def _loader(corpora, rank=0, world_size=1, num_workers=0, micro_batch_size=1):
         world_size=world_size,
         num_workers=num_workers,
     )
+
+
+def test_passes_over_the_text_are_counted_alike_by_any_number_of_ranks(tmp_path):
+    corpora = (_corpus(tmp_path, "a", 300, 0.7), _corpus(tmp_path, "b", 40, 0.3))
+
+    def counted(world_size):
+        totals = np.zeros((12, 2, 2), np.int64)  # of each 84 sequences
+        for rank in range(world_size):
+            loader = _loader(corpora, rank, world_size)
+            for part, _ in itertools.product(range(12), range(84 // world_size)):
+                next(loader)
+                totals[part] += loader.texts_2C
+        return totals
+
+    alone = counted(1)
+    assert (alone[:, 0].sum(1) == 84).all()
+    assert alone[0, 1].tolist() == [0, 0]
+    epochs_b = alone[:, 1, 1] / alone[:, 0, 1]
+    assert (np.diff(epochs_b) >= 0).all()
+    tokens_b = sum(len(f"<b{i}>") * (1 + i * 7 % 50) + 1 for i in range(40))
+    assert epochs_b[-1] == pytest.approx(alone[:, 0, 1].sum() * LENGTH / tokens_b - 0.5, abs=0.5)
+    for world_size in (2, 7):
+        assert (counted(world_size) == alone).all()
 
 
 def _train(  # noqa: PLR0917

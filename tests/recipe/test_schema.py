@@ -36,7 +36,7 @@ def test_bundled_recipe_loads_and_round_trips(name, tmp_path):
 def test_recipes_without_a_base_state_every_key(name):
     content = yaml.safe_load((bundled("recipes") / f"{name}.yaml").read_text(encoding="utf-8"))
     resolved = load_recipe(name).model_dump(mode="json")
-    optional = {"files", "validation_files", "text_field", "on_mismatch"}
+    optional = {"files", "validation_files", "text_field", "document_separator", "on_mismatch"}
     for section, values in resolved.items():
         if isinstance(values, dict):
             assert values.keys() - content[section].keys() <= optional, section

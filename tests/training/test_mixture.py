@@ -23,6 +23,33 @@ def _corpus(folder, name, text):
     return path
 
 
+def test_text_that_repeats_is_told_and_counted(tiny_overrides, tmp_path, cli_here):
+    """A document of 1,280 tokens ends within the 40th sequence of 32: the last one of step 5."""
+    (tmp_path / "a.txt").write_text("x" * 1279)
+    overrides = [*tiny_overrides, f"data.corpus={tmp_path / 'a.txt'}", "data.tokenizer=bytes"]
+    overrides += ["data.validation_fraction=0", "validation.every_steps=0"]
+    trained, resumed = (
+        cli_here("train", "debug", *set_arguments([*overrides, f"train.steps={steps}"]))
+        for steps in (6, 7)
+    )
+    assert (trained.returncode, resumed.returncode) == (0, 0), trained.stderr + resumed.stderr
+    records = read_metrics(load_recipe("debug", overrides).run_path, "train")
+    assert [r.get("epochs") for r in records] == [
+        *[None] * 4,
+        {"local": 1 / 8},
+        {"local": 1},
+        {"local": 1},
+    ]
+    lines = trained.stdout.splitlines()
+    assert [line for line in lines if "text of corpus" in line] == [
+        "step 5: text of corpus local repeats from here on: a part of it has been read to its end"
+    ]
+    assert ["epoch 1.12" in line for line in lines if line.startswith("step 5/")] == [True]
+    assert not any("epoch" in line for line in lines if line.startswith("step 4/"))
+    assert "text of corpus" not in resumed.stdout
+    assert "epoch 2.00" in resumed.stdout
+
+
 def test_a_mixture_is_recorded_by_corpus_and_resumes(tiny_overrides, tmp_path, cli_here):
     paths = [_corpus(tmp_path, "words", "some words"), _corpus(tmp_path, "code", "f(x)")]
     (tmp_path / "both.yaml").write_text(
@@ -43,6 +70,14 @@ def test_a_mixture_is_recorded_by_corpus_and_resumes(tiny_overrides, tmp_path, c
     assert (
         min(held_out["by_corpus"].values()) < held_out["loss"] < max(held_out["by_corpus"].values())
     )
+
+    further = ["seed=1", "data.on_mismatch=restart", "train.steps=6"]
+    restarted = cli_here("train", "debug", *set_arguments([*overrides, *further]))
+    assert "data stream starts over" in restarted.stdout, restarted.stderr
+    records = read_metrics(load_recipe("debug", overrides).run_path, "train")
+    counted = [r["corpus_tokens"] for r in records]
+    assert [sum(tokens.values()) for tokens in counted] == [256 * step for step in range(1, 7)]
+    assert counted[5]["code"] >= counted[3]["code"]
 
     one = [*tiny_overrides, f"data.corpus={paths[0]}", "data.text_field=nope"]
     refused = cli_here("train", "debug", *set_arguments([*one, "name=other"]))

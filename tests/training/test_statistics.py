@@ -110,6 +110,23 @@ def test_split_into_micro_batches_and_ranks_changes_nothing(monkeypatch):
         assert torch.equal(counters.fired_LN, active.sum((1, 2)).double())
 
 
+def test_passes_over_the_text_are_means_over_the_sequences_of_all_ranks(monkeypatch):
+    layout = CounterLayout(load_recipe("debug", [*TINY, *SHAPE]), CPU, num_corpora=3)
+    ffns = [SparseFFN(8, N, gated=True) for _ in range(L)]
+    ranks = [Counters(layout, ffns, B * T, 2) for _ in range(2)]
+    own = []
+    monkeypatch.setattr(counters_module, "all_reduce_sum", own.append)
+    texts_R2C = np.array([[[3, 1, 0], [0, 2, 0]], [[1, 3, 0], [1, 9, 0]]])
+    for counters, texts_2C in zip(ranks, texts_R2C, strict=True):
+        norm = torch.tensor(1.0)
+        counters.reduce(norm, NO_LIMITS, stop=False, failed=False, texts_2C=texts_2C)
+    own[0].add_(own[1])
+    ranks[0].send(None)
+    reading = ranks[0].read()
+    assert reading.epochs_C == [1 / 4, 11 / 4, 0]
+    assert not reading.failed
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3.1])
 @pytest.mark.parametrize("spoilt", ["loss", "l1", "gradient norm", None])
 def test_a_step_over_its_limits_is_refused(spoilt, value):

@@ -5,19 +5,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsellm.ffn.accelerate import accelerate, restore
+    from sparsellm.ffn.module import SparseFFN
     from sparsellm.runs.pretrained import load
+    from sparsellm.sparsity.controller import SparsityController
+    from sparsellm.sparsity.conversion import replace_ffns
 
-__all__ = ["__version__", "accelerate", "load", "restore"]
+__all__ = [
+    "SparseFFN",
+    "SparsityController",
+    "__version__",
+    "accelerate",
+    "load",
+    "replace_ffns",
+    "restore",
+]
 __version__ = "0.1.0"
 _HOMES = {
+    "SparseFFN": "sparsellm.ffn.module",
+    "SparsityController": "sparsellm.sparsity.controller",
     "accelerate": "sparsellm.ffn.accelerate",
     "load": "sparsellm.runs.pretrained",
+    "replace_ffns": "sparsellm.sparsity.conversion",
     "restore": "sparsellm.ffn.accelerate",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """The public functions, imported at their first use: `sparsellm --help` needs no torch."""
+    """The public names, imported at their first use: `sparsellm --help` needs no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

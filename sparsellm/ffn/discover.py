@@ -98,11 +98,12 @@ def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
 def find_ffns(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Everything in a model that looks like an FFN, by name, whether it can be served or not."""
     for name, module in model.named_modules():
-        if _names_in(module) is not None or _fused(module) is not None:
+        if names_in(module) is not None or fused_reason(module) is not None:
             yield name, module
 
 
-def _names_in(module: nn.Module) -> Names | None:
+def names_in(module: nn.Module) -> Names | None:
+    """The names of its children, if they are those of an FFN."""
     children = module._modules
     for names in _NAMES:
         if all(name is None or children.get(name) is not None for name in names):
@@ -110,7 +111,8 @@ def _names_in(module: nn.Module) -> Names | None:
     return None
 
 
-def _fused(module: nn.Module) -> str | None:
+def fused_reason(module: nn.Module) -> str | None:
+    """Why an FFN cannot be taken apart: its matrices are fused; None if they are not."""
     for name, parameter in module._parameters.items():
         is_experts = name in _FUSED or "expert" in type(module).__name__.lower()
         if parameter is not None and parameter.ndim == 3 and is_experts:
@@ -223,10 +225,10 @@ def foreign_ffn(module: nn.Module) -> ForeignFFN:
         Unsupported: its matrices are not `nn.Linear`, or are fused; its forward, or the forward of
             one of its parts, may not be replaced.
     """
-    names = _names_in(module)
+    names = names_in(module)
     children: dict[str, Any] = module._modules
     if names is None:
-        raise Unsupported(_fused(module))
+        raise Unsupported(fused_reason(module))
     found: list[Any] = [None if name is None else children[name] for name in names]
     for name, child in zip(names, found, strict=True):
         if child is not None and type(child) is not nn.Linear:  # a subclass may do more

@@ -33,7 +33,7 @@ def formula_of(foreign: ForeignFFN, activation: Activation | None) -> Formula:
         Unsupported: the kernels do not support it; the message says why.
     """
     owner, ffn = foreign.owner, foreign.ffn
-    forward, x = owner.forward, _probe_tokens(ffn)
+    forward, x = owner.forward, probe_tokens(ffn)
     if foreign.is_layer:
         up, act, *_, down = foreign.inside
         forward = nn.Sequential(up, act, down)
@@ -41,10 +41,10 @@ def formula_of(foreign: ForeignFFN, activation: Activation | None) -> Formula:
             raise Unsupported("its layer computes it, and its intermediate_size equals hidden_size")
     elif required := _further_arguments(forward):
         raise Unsupported(f"its forward needs further arguments: {', '.join(required)}")
-    with torch.no_grad(), _evaluating(owner):
+    with torch.no_grad(), evaluating(owner):
         formula = _formula_on(x, forward, ffn, activation)
         with _in_fp32(ffn):
-            _formula_on(_probe_tokens(ffn), forward, ffn, activation)
+            _formula_on(probe_tokens(ffn), forward, ffn, activation)
         if foreign.is_layer:
             _check_use(owner, [up, act, down], x)
         else:  # a matrix of tokens, too
@@ -88,7 +88,7 @@ def _formula_on(
     known = own_formulas(activation, like=x)
     if ffn.gate is not None:
         known += [formula._replace(relu_up=True) for formula in known]
-    errors = [_error(y, fatrelu_ffn(x, ffn.weights(formula))) for formula in known]
+    errors = [relative_error(y, fatrelu_ffn(x, ffn.weights(formula))) for formula in known]
     best = min(range(len(errors)), key=errors.__getitem__)
     if errors[best] <= _TOLERANCE[x.dtype]:
         return known[best]
@@ -153,7 +153,7 @@ def _try(forward: Callable[[Tensor], Any], x: Tensor) -> Any:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Without dropout."""
     training = [m for m in module.modules() if m.training]
     module.eval()
@@ -210,7 +210,7 @@ def _threshold_among(
     return None
 
 
-def _probe_tokens(ffn: Projections) -> Tensor:
+def probe_tokens(ffn: Projections) -> Tensor:
     """(2, tokens, K) of several magnitudes, each with its negative; torch's RNG is not used."""
     generator, like = torch.Generator("cpu").manual_seed(0), ffn.up.weight
     shape = (_TOKENS_PER_SCALE, ffn.up.in_features)
@@ -248,7 +248,7 @@ def _text_of(formula: Formula, *, gated: bool) -> str:
     return f"{formula.activation}(gate) * {'relu(up)' if formula.relu_up else 'up'}"
 
 
-def _error(found: Tensor, right: Tensor) -> float:
+def relative_error(found: Tensor, right: Tensor) -> float:
     """The largest relative error of a token; infinite where only one of the two is finite.
 
     fp16 ends at 65,504: a token on which both overflow says nothing.

@@ -1,11 +1,17 @@
 """The FFN module: Hugging Face's Llama MLP in names and shapes, plus its sparsity statistics."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sparsellm.ffn.activations import RECTIFIED, WITH_KERNELS
+from sparsellm.ffn.activations import ACTIVATIONS, RECTIFIED, WITH_KERNELS
 from sparsellm.ffn.capacity import Capacity
+from sparsellm.ffn.discover import Projections
 from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_choice
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.reference import dense_ffn
@@ -30,19 +36,48 @@ from sparsellm.ffn.types import (
     TokenOrder,
 )
 
+LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
+# The largest capacity. It is never reached: the columns of a pattern are fewer than 2³¹.
+_UNLIMITED = 2**31
+
+
+class Recorded(NamedTuple):
+    """A forward pass in training."""
+
+    stats: FFNStats
+    dtype: torch.dtype  # in which it computed
+    compiled: bool
+
 
 class SparseFFN(nn.Module):
-    """``gate_proj``, ``up_proj``, ``down_proj`` as in `LlamaMLP` (non-gated: as in `ArceeMLP`).
+    """``down(act(gate(x)) * up(x))``, or without a gate ``down(act(up(x)))``; no biases.
 
-    A checkpoint of the one loads into the other without conversion.
+    Its children are named and shaped as those of Hugging Face's `LlamaMLP` (without a gate:
+    `ArceeMLP`), so that a checkpoint of the one loads into the other without conversion.
+
+    It computes in the type of x, or under autocast in autocast's type; the weights' type may be
+    another. On the sparse path it computes with the children's weights, and calls only those of the
+    dense path. To train it in a loop of your own, see `SparsityController`.
 
     Args:
-        hidden_size: K.
-        intermediate_size: N.
-        activation: a name of `architecture.ACTIVATIONS`.
-        gated: with `gate_proj` (`act(gate) * up`), or without (`act(up)`).
+        hidden_size: K, features of a token.
+        intermediate_size: N, neurons.
+        activation: ``relu``, ``relu2`` (its square) or ``silu`` (dense only).
+        gated: with a gate (three matrices), or without (two).
         kernels: see `use_kernels`.
+        linear: makes the linear layers, called as ``linear(in_features, out_features, bias=False)``
+            such as a subclass of `nn.Linear` that the host model uses.
+        names: of the children, in the order gate, up, down, or up, down without a gate. None: those
+            of `LlamaMLP`.
+
+    Raises:
+        ValueError: an unknown activation or kernels; not as many names as matrices.
     """
+
+    # Under their usual names; `projections` has them under any.
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
 
     def __init__(
         self,
@@ -52,20 +87,44 @@ class SparseFFN(nn.Module):
         activation: str = "relu",
         gated: bool,
         kernels: Kernels = "auto",
+        linear: Callable[..., nn.Linear] = nn.Linear,
+        names: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r} must be one of {', '.join(ACTIVATIONS)}")
         self.use_format("union")
         self.activation = activation
         self.gated = gated
-        if gated:
-            self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.names = names or LLAMA_NAMES[0 if gated else 1 :]
+        if len(self.names) != 2 + gated:
+            order = "gate, up, down" if gated else "up, down"
+            raise ValueError(f"names {self.names}: with gated={gated} these must be {order}")
+        for name in self.names[:-1]:
+            setattr(self, name, linear(hidden_size, intermediate_size, bias=False))
+        setattr(self, self.names[-1], linear(intermediate_size, hidden_size, bias=False))
         self._capacity: Capacity | None = None
+        # The same for compiled code, which would be compiled again for every new Python number.
+        # In a list: it is none of the module's tensors, which are moved with it.
+        self._columns = [torch.tensor(_UNLIMITED, device="cpu")]
+        # Statistics of the last training pass, with the graph of its L1, for `SparsityController`.
+        self.records = False
+        self.recorded: Recorded | None = None
         self.step_shared: StepShared | None = None
         self.ramp: Ramp | None = None
         self.fp8 = False
         self.use_kernels(kernels)
+
+    @property
+    def projections(self) -> Projections:
+        """The linear layers, as they are now; hosts may exchange them."""
+        layers: list[Any] = [getattr(self, name) for name in self.names]
+        return Projections(layers[0] if self.gated else None, layers[-2], layers[-1])
+
+    @property
+    def intermediate_size(self) -> int:
+        """N."""
+        return self.projections.up.weight.shape[0]
 
     @property
     def pattern_weight(self) -> Tensor:
@@ -157,7 +216,13 @@ class SparseFFN(nn.Module):
             return 0  # nothing is kept for a backward pass
         if self.format == "twell":
             return backup_rows_for(num_tokens)
-        worst = -(-num_tokens // BLOCK_TOKENS) * self.up_proj.out_features
+        worst = -(-num_tokens // BLOCK_TOKENS) * self.intermediate_size
+        if torch.compiler.is_compiling():
+            # One column below the worst case, for which torch would compile another graph.
+            columns: Any = self._columns[0].clamp(max=worst - 1).item()
+            torch._check(columns >= 0)
+            torch._check(columns < worst)
+            return columns  # type: ignore[no-any-return]
         if self._capacity is None:
             self._capacity = Capacity(worst)
         elif self._capacity.worst != worst:
@@ -168,6 +233,7 @@ class SparseFFN(nn.Module):
         """Called after a step with its largest ``union_sum`` on this rank, for `capacity_for`."""
         if self._capacity is not None:
             self._capacity.observe(largest)
+            self._columns[0].fill_(self._capacity.columns)
 
     @torch.no_grad()
     def begin_step(self, dtype: torch.dtype, accumulate: bool, fills: Fills) -> None:
@@ -223,13 +289,16 @@ class SparseFFN(nn.Module):
             linear.end_step()
 
     def _weights(self) -> FFNWeights:
-        gate = self.gate_proj.weight if self.gated else None
-        up, down = self.up_proj.weight, self.down_proj.weight
-        return FFNWeights(gate, up, down, activation=self.activation)
+        gate, up, down = self.projections
+        gate_NK = None if gate is None else gate.weight
+        return FFNWeights(gate_NK, up.weight, down.weight, activation=self.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, K), as Hugging Face's MLP."""
-        return self.forward_with_stats(x)[0]
+        y, stats = self.forward_with_stats(x)
+        if self.records and self.training and torch.is_grad_enabled() and not _recomputing():
+            self.recorded = Recorded(stats, y.dtype, torch.compiler.is_compiling())
+        return y
 
     def forward_with_stats(self, x: Tensor) -> tuple[Tensor, FFNStats]:
         """(…, K) → (…, K) and the statistics over all tokens of ``x``, in order."""
@@ -265,10 +334,15 @@ class SparseFFN(nn.Module):
         """
         x_MK = x.reshape(-1, x.shape[-1])
         if capacity is None:
-            gate = self.gate_proj if self.gated else None
+            gate, up, down = self.projections
+            products = (
+                gate and partial(_linear, gate),
+                partial(_linear, up),
+                partial(_linear, down),
+            )
             token_M = None if order is None else order.token_M
-            how = (self.activation, token_M, self.ramp if self.training else None)
-            y_MK, stats = dense_ffn(x_MK, gate, self.up_proj, self.down_proj, *how)
+            ramp = self.ramp if self.training else None
+            y_MK, stats = dense_ffn(x_MK, *products, self.activation, token_M, ramp)
         else:
             w, kept = self._weights(), (self.format, self.ell_width)
             y_MK, stats = sparse_ffn_training(x_MK, w, capacity, order, shared, *kept, fp8=self.fp8)
@@ -276,3 +350,26 @@ class SparseFFN(nn.Module):
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}, gated={self.gated}, kernels={self.kernels}"
+
+
+def _linear(linear: nn.Linear, x_MK: Tensor) -> Tensor:
+    """A linear layer's output; a plain `nn.Linear` casts its weight to the type of x."""
+    weight = linear.weight
+    if (
+        type(linear) is nn.Linear
+        and weight.dtype != x_MK.dtype
+        and not torch.is_autocast_enabled(x_MK.device.type)
+    ):
+        return F.linear(x_MK, weight.to(x_MK.dtype))
+    output: Tensor = linear(x_MK)
+    return output
+
+
+def _recomputing() -> bool:
+    """Whether a backward pass is under way: activation checkpointing runs the forward again.
+
+    In a compiled graph torch decides what is recomputed, and repeats no side effect.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks

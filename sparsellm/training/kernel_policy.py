@@ -5,22 +5,19 @@ averaged. Between steps each layer chooses by these costs and by counts that all
 (`SparseFFN.update_kernels`).
 """
 
-import importlib.util
 from collections.abc import Iterator
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from sparsellm.device import device_name, refuse_sparse_without_gpu
 from sparsellm.ffn.dispatch import RETURN, Costs, Measured
-from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import Ramp
-from sparsellm.paths import how_to_install_cuda
-from sparsellm.processes.distributed import all_reduce_sum, any_rank
+from sparsellm.processes.distributed import any_rank
 from sparsellm.recipe import Recipe
+from sparsellm.sparsity.kernel_choice import mean_costs, reason_against_kernels
 
 
 def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) -> str | None:
@@ -50,22 +47,14 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
 
 
 def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
-    from sparsellm.ffn.kernels.gpu_architecture import unsupported
-
-    shape = recipe.model
     if recipe.runtime.precision == "fp32":
         return "the sparse kernels need runtime.precision=bf16 or fp8"
-    if reason := unsupported(device):
-        return reason
-    if importlib.util.find_spec("cupy") is None:
-        return f"the sparse kernels need CuPy: {how_to_install_cuda(torch.version.cuda)}"
-    return beyond_limits(shape.hidden_size, shape.intermediate_size)
+    shape = recipe.model
+    return reason_against_kernels(shape.hidden_size, shape.intermediate_size, device)
 
 
 def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
     """The costs of a micro-batch's forward and backward pass: their mean over all ranks."""
-    from sparsellm.ffn.costs import measure_training_costs
-
     shape = recipe.model
     call = Measured(
         recipe.micro_batch_tokens,
@@ -77,11 +66,7 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
         fp8=recipe.runtime.precision == "fp8",
     )
     ordered = recipe.runtime.token_order == "auto"
-    own = measure_training_costs(call, compiled=recipe.runtime.compile, ordered=ordered)
-    mean = torch.tensor(astuple(own), dtype=torch.float64, device=device)
-    all_reduce_sum(mean)
-    mean /= dist.get_world_size() if dist.is_initialized() else 1
-    return Costs(*mean.tolist())
+    return mean_costs(call, device, compiled=recipe.runtime.compile, ordered=ordered)
 
 
 def described_costs(ffns: list[SparseFFN]) -> str | None:

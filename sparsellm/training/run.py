@@ -31,14 +31,14 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import Parent, Record
 from sparsellm.runs.saver import Saver
+from sparsellm.sparsity.neurons import SparsityStats
+from sparsellm.sparsity.target import TargetController
 from sparsellm.training.counters import CounterLayout, SkippedSteps
 from sparsellm.training.kernel_policy import described_costs, set_up_kernels
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.next_step import NextStep
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
-from sparsellm.training.statistics import SparsityStats
-from sparsellm.training.target import TargetController
 from sparsellm.training.teacher import Teacher
 from sparsellm.training.validation import ValidationSet
 

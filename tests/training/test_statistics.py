@@ -14,10 +14,10 @@ from hypothesis import given, settings, strategies as st
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.records import KernelStats, nnz_bucket_edges, position_bucket_starts
+from sparsellm.sparsity.neurons import SparsityStats
 from sparsellm.training import counters as counters_module
 from sparsellm.training.counters import CounterLayout, Counters, SkippedSteps
 from sparsellm.training.objective import LossSums
-from sparsellm.training.statistics import SparsityStats
 
 L, B, T, N = 3, 8, 16, 24  # over 100 tokens: p99 is not the largest
 L1_L, UNION_L = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([5, 9, 7])  # of each micro-batch

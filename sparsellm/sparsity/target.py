@@ -1,4 +1,4 @@
-"""The controller that adjusts λ until `sparsity.target_nnz` neurons fire for a token.
+"""The controller that adjusts λ until `target_nnz` neurons fire for a token.
 
 Users want a certain number of non-zeros, but the λ that leads to it depends on width, batch and
 learning rate. After every step the controller compares the step's non-zeros (of all ranks) with the
@@ -14,8 +14,8 @@ Non-zeros follow λ with a lag of 10 to 100 steps, and fall by themselves from h
 start; looking ahead keeps λ from rising all that time. While the learning rate is small, non-zeros
 cannot follow λ, so λ moves more slowly: without the factor ``pace``, a warm-up of 600 steps would
 take λ hundreds of times too high, and too few neurons would be left alive. λ changes by at most 6%
-per step and stays within a factor of 10,000 of the `sparsity.l1_coefficient` that it starts at. The
-constants were chosen on simulations of how non-zeros follow λ (tests/training/test_target.py). They
+per step and stays within a factor of 10,000 of the `l1_coefficient` that it starts at. The
+constants were chosen on simulations of how non-zeros follow λ (tests/sparsity/test_target.py). They
 hold for any width and batch, since only ratios enter.
 
 The farther ahead the controller looks, the longer it takes to converge: an error shrinks to a third
@@ -27,9 +27,7 @@ to 20% above the target; two small models trained for 300 steps of only 1,024 to
 
 import math
 from collections.abc import Iterator
-from typing import Any
-
-from sparsellm.recipe.sections import SparsityConfig
+from typing import Any, Protocol
 
 GAIN = 0.2  # of log λ per step, at an expected error of a factor e
 LEAD = 3.0  # of the change of the error between slow and fast, 9 steps
@@ -42,6 +40,26 @@ KILLED = 0.05  # of the target: a first λ is too high if it leaves fewer non-ze
 _FEWEST = 1e-3  # non-zeros per token: a lower bound, so that the logarithm always exists
 
 
+class TargetSettings(Protocol):
+    """What a controller needs to know; `recipe.sections.SparsityConfig` has it all."""
+
+    @property
+    def target_nnz(self) -> float | None:
+        """Mean non-zeros per token; a controller needs one."""
+
+    @property
+    def target_per_layer(self) -> bool:
+        """Each layer has its own λ."""
+
+    @property
+    def l1_coefficient(self) -> float:
+        """Where λ starts."""
+
+    @property
+    def l1_zero_steps(self) -> int:
+        """Steps at the start for which λ is zero."""
+
+
 class TargetController:
     """λ of each layer, adjusted once per step; plain numbers that every rank computes alike.
 
@@ -51,10 +69,20 @@ class TargetController:
         config: `target_nnz`, where λ starts, and whether layers have a λ each.
         num_layers: L.
         warmup_steps: of the learning rate.
+        recipe: messages name the keys of a recipe, else arguments of the same names.
     """
 
-    def __init__(self, config: SparsityConfig, num_layers: int, warmup_steps: int = 0) -> None:
+    def __init__(
+        self,
+        config: TargetSettings,
+        num_layers: int,
+        warmup_steps: int = 0,
+        *,
+        recipe: bool = True,
+    ) -> None:
         assert config.target_nnz is not None
+        self._section, self._model = ("sparsity.", "model.") if recipe else ("", "")
+        self._restart = "start over (--fresh)" if recipe else "start over"
         self._target = config.target_nnz
         self._start = math.log(config.l1_coefficient)
         self._dense_steps = config.l1_zero_steps
@@ -115,7 +143,8 @@ class TargetController:
         if not why:
             l1 = math.exp(sum(self._log_l1) / len(self._log_l1))
             why = f"λ was still moving: train longer, or start nearer, at λ {l1:.2g}"
-        return f"non-zeros are {error:+.0%} off sparsity.target_nnz {self._target:g}: {why}"
+        target = f"{self._section}target_nnz {self._target:g}"
+        return f"non-zeros are {error:+.0%} off {target}: {why}"
 
     def _obstacles(self) -> Iterator[tuple[str, str]]:
         """What keeps the non-zeros from the target now: a key, and a sentence with the remedy."""
@@ -127,16 +156,16 @@ class TargetController:
                 yield (
                     "lowest",
                     f"{at} its lowest, {math.exp(log_l1):.2g}: even then fewer neurons fire "
-                    f"than sparsity.target_nnz {self._target:g}; lower the target, or start over "
-                    "(--fresh) with a larger model.intermediate_size or a lower "
-                    "sparsity.l1_coefficient",
+                    f"than {self._section}target_nnz {self._target:g}; lower the target, or "
+                    f"{self._restart} with a larger {self._model}intermediate_size or a lower "
+                    f"{self._section}l1_coefficient",
                 )
             elif log_l1 >= self._start + limit and error > FAR:
                 yield (
                     "highest",
-                    f"{at} its highest, {math.exp(log_l1):.2g}, more than sparsity.target_nnz "
-                    f"{self._target:g}; raise the target, or start over (--fresh) with a higher "
-                    "sparsity.l1_coefficient",
+                    f"{at} its highest, {math.exp(log_l1):.2g}, more than "
+                    f"{self._section}target_nnz {self._target:g}; raise the target, or "
+                    f"{self._restart} with a higher {self._section}l1_coefficient",
                 )
             elif self._early and error < math.log(KILLED):
                 yield "killed", self._killed()
@@ -144,8 +173,8 @@ class TargetController:
     def _killed(self) -> str:
         first = math.exp(self._start)
         return (
-            f"the first λ silenced nearly all neurons, and some may stay dead: start over "
-            f"(--fresh) with a lower sparsity.l1_coefficient, such as {first / 100:.2g} instead of "
+            f"the first λ silenced nearly all neurons, and some may stay dead: {self._restart} "
+            f"with a lower {self._section}l1_coefficient, such as {first / 100:.2g} instead of "
             f"{first:.2g}"
         )
 

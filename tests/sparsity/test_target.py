@@ -15,7 +15,7 @@ from conftest import set_arguments
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.sections import SparsityConfig
 from sparsellm.runs.records import read_metrics
-from sparsellm.training.target import GAIN, MAX_ERROR, TargetController
+from sparsellm.sparsity.target import GAIN, MAX_ERROR, TargetController
 
 
 def _simulated(slope, lag, off, *, steps, noise, layers=1, warmup=None):

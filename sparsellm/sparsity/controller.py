@@ -1,0 +1,452 @@
+"""What a training loop needs besides the FFNs: L1 for its loss, and one call after each step.
+
+L layers, M tokens of a micro-batch, N neurons.
+"""
+
+import warnings
+import weakref
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sparsellm.ffn.dispatch import Costs, Measured
+from sparsellm.ffn.module import Recorded, SparseFFN
+from sparsellm.sparsity.counts import StepCounts, StepNumbers
+from sparsellm.sparsity.kernel_choice import (
+    Group,
+    mean_costs,
+    on_any_rank,
+    reason_against_kernels,
+)
+from sparsellm.sparsity.neurons import SparsityStats
+from sparsellm.sparsity.target import TargetController
+
+_NEVER = 2**62  # columns: a capacity that nothing overflows
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
+@dataclass(frozen=True)
+class SparsityStatistics:
+    """A step's numbers over all ranks; lists run over the layers, in the model's order."""
+
+    step: int  # 1 is the first
+    num_tokens: int
+    l1: float  # Σ|h|, mean over tokens and layers
+    l1_coefficient: list[float]  # λ
+    nnz_mean: list[float]  # neurons that fired for a token
+    nnz_p50: list[int]
+    nnz_p99: list[int]
+    nnz_max: list[int]
+    dead_fraction: list[float]  # neurons silent for `dead_window_tokens` or longer
+    union_mean: list[float]  # neurons that fired for any of 64 neighbouring tokens
+    sparse: list[bool]  # computed by the sparse kernels
+    recomputed: int  # patterns that the backward pass computed again, for want of room
+    target_error: float | None  # smoothed non-zeros over the target, minus one
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """As `target.TargetSettings`."""
+
+    target_nnz: float | None
+    target_per_layer: bool
+    l1_coefficient: float
+    l1_zero_steps: int
+
+
+class SparsityController:
+    """Makes the `SparseFFN` of a model sparse while a loop of yours trains it.
+
+    ```python
+    controller = SparsityController(model, optimizer, target_nnz=60, l1_coefficient=2e-4)
+    for batch in batches:
+        loss = model(batch) + controller.l1_loss()  # once after each forward pass
+        loss.backward()
+        optimizer.step()
+        controller.step()  # once after each optimizer step
+        optimizer.zero_grad()
+    ```
+
+    It holds for one process or several (all must call it alike), gradient accumulation, DDP, FSDP2,
+    autocast, `torch.compile` and activation checkpointing (``use_reentrant=False``). The host waits
+    for the device once per step, in the next step's first `l1_loss`, when the forward pass has been
+    queued. If sharded code is compiled around activation checkpointing, set
+    ``torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True``. If the whole
+    model is compiled as one graph, set ``torch._dynamo.config.capture_scalar_outputs = True``.
+
+    Args:
+        model: the model with all its `SparseFFN`, before or after wrapping it.
+        optimizer: the optimizer, or several, whose steps are followed by `step`.
+        target_nnz: neurons that are to fire for a token, mean over tokens; λ is moved until they
+            do. None keeps λ at ``l1_coefficient``.
+        target_per_layer: each layer has its own λ and reaches the target; otherwise one λ leads to
+            it as the mean over layers.
+        l1_coefficient: λ, the weight of |h| summed over the neurons of a layer and averaged over
+            tokens and layers; with a target, where λ starts.
+        l1_zero_steps: optimizer steps at the start for which λ is zero.
+        warmup_steps: of the learning rate, in optimizer steps; λ moves more slowly meanwhile.
+        dead_window_tokens: a neuron that fired for none of so many tokens (of all ranks) is dead.
+        switch_together: under ``kernels="auto"`` all layers run dense or all sparse. A whole-model
+            graph is compiled again whenever a layer changes its path.
+        process_group: the ranks that train on different tokens; None: all of them.
+
+    Raises:
+        ValueError: the model has no `SparseFFN`; an argument out of range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
+        *,
+        target_nnz: float | None = None,
+        target_per_layer: bool = False,
+        l1_coefficient: float = 0.0,
+        l1_zero_steps: int = 0,
+        warmup_steps: int = 0,
+        dead_window_tokens: int = 1_048_576,
+        switch_together: bool = False,
+        process_group: Group = None,
+    ) -> None:
+        self.ffns = {
+            ".".join(part for part in name.split(".") if part not in _WRAPPERS): module
+            for name, module in model.named_modules()
+            if isinstance(module, SparseFFN)
+        }
+        if not self.ffns:
+            raise ValueError(
+                "the model has no SparseFFN: build it with sparsellm.SparseFFN, or call "
+                "sparsellm.replace_ffns(model) first, which lists what it cannot replace"
+            )
+        _check_range("l1_coefficient", l1_coefficient, at_least=0)
+        _check_range("l1_zero_steps", l1_zero_steps, at_least=0)
+        _check_range("dead_window_tokens", dead_window_tokens, at_least=1)
+        if target_nnz is not None and not (target_nnz > 0 and l1_coefficient > 0):
+            raise ValueError(
+                f"target_nnz {target_nnz} and l1_coefficient {l1_coefficient}: a target needs to "
+                "be above 0, and a λ to start at, such as l1_coefficient=2e-4"
+            )
+        self._settings = _Settings(target_nnz, target_per_layer, l1_coefficient, l1_zero_steps)
+        self._target: TargetController | None = None
+        if target_nnz is not None:
+            self._target = TargetController(
+                self._settings, len(self.ffns), warmup_steps, recipe=False
+            )
+        self._window_tokens, self._group = dead_window_tokens, process_group
+        self._switch_together = switch_together
+        self.num_steps = 0  # that `step` has followed
+        self._forgotten = False  # an optimizer has made a step that `step` has not followed
+        self._counts: StepCounts | None = None  # of the present step, from its first micro-batch on
+        self._last: StepCounts | None = None  # of the step before
+        self._numbers: StepNumbers | None = None  # of that step, once they have been read
+        self._unused: list[StepNumbers] = []  # since kernels were last chosen
+        self._neurons: SparsityStats | None = None
+        self._saved_neurons: dict[str, Tensor] | None = None  # until the device is known
+        self._costs_known = False
+        self.dense_because: str | None = None  # why ``auto`` runs no sparse kernels on this GPU
+        self._l1: list[float] = []  # λ of each layer in the present step
+        self._sparse: list[bool] = []
+        self._last_l1, self._last_sparse = self._l1, self._sparse
+        self._capacities: tuple[int, ...] = ()
+        self._call: tuple[int, torch.dtype, bool] | None = None  # tokens, type, whether compiled
+        for ffn in self.ffns.values():
+            ffn.records = True
+        this = weakref.ref(self)
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        for each in optimizers:
+            # accelerate wraps an optimizer; the one inside makes the steps.
+            inside: torch.optim.Optimizer = getattr(each, "optimizer", each)
+            inside.register_step_post_hook(lambda *_: _note_step(this))
+
+    def l1_loss(self, num_tokens: int | Tensor | None = None) -> Tensor:
+        """The L1 term of the last forward pass, to be added to its loss; () fp32.
+
+        It is ``Σ λ_l · Σ|h| / num_tokens / L``, over the layers l and over all tokens of the
+        forward pass. Like a mean cross-entropy, it is to be divided by the number of micro-batches
+        of the step. Padding counts as tokens.
+
+        Args:
+            num_tokens: by which the loss is divided, where that is not the number of tokens of this
+                micro-batch: such as the tokens of all its micro-batches.
+
+        Raises:
+            RuntimeError: no forward pass has gone before, or `step` did not follow the last
+                optimizer step.
+            ValueError: layers have computed different numbers of tokens.
+        """
+        if self._forgotten:
+            raise RuntimeError(
+                "an optimizer has made a step, and controller.step() was not called after it: call "
+                "it once after every optimizer.step(), on all ranks"
+            )
+        recorded = self._take_recorded()
+        stats = [record.stats for record in recorded]
+        tokens = stats[0].nnz_M.numel()
+        device = stats[0].nnz_M.device
+        if self._counts is None:
+            self._begin_step(device)
+        assert self._counts is not None
+        self._call = tokens, recorded[0].dtype, recorded[0].compiled
+        self._counts.add(stats, self._room(tokens, device))
+        if not any(self._l1):
+            return torch.zeros((), device=device)
+        l1_L = torch.stack([s.l1_sum for s in stats])
+        divisor = tokens if num_tokens is None else num_tokens
+        return (self._l1_L * l1_L).sum() / (len(stats) * divisor)
+
+    def step(self) -> None:
+        """Counts a step: to be called on all ranks, once after each optimizer step.
+
+        Reduces the step's counts over ranks. λ moves in the next step's first `l1_loss`. The first
+        call on a GPU measures what layers cost under ``kernels="auto"``, which takes seconds.
+
+        Raises:
+            RuntimeError: no `l1_loss` since the last call.
+        """
+        if self._counts is None:
+            raise RuntimeError(
+                "controller.step() was called twice after one optimizer step, or without "
+                "controller.l1_loss(): add l1_loss() to the loss after each forward pass, and call "
+                "step() once after each optimizer.step()"
+            )
+        counts, neurons = self._counts, self._neurons
+        assert neurons is not None
+        counts.reduce(self._group)
+        refused = torch.zeros((), device=counts.fired_LN.device)
+        neurons.advance(counts.fired_LN, counts.num_tokens, refused)
+        counts.send()
+        if not self._costs_known:
+            self._costs_known = True
+            self._measure_costs()
+        self._choose_kernels()
+        self._last, self._numbers, self._counts = counts, None, None
+        self._last_l1, self._last_sparse = self._l1, self._sparse
+        self._forgotten = False
+        self.num_steps += 1
+
+    def statistics(self) -> SparsityStatistics | None:
+        """The last step's numbers; None before the first. Waits for the device."""
+        if self._last is None or self._neurons is None:
+            return None
+        numbers, num_layers = self._read(), len(self.ffns)
+        median, p99, largest = self._last.nnz_percentiles(50, 99, 100)
+        dead_LN = self._neurons.dead_LN().cpu()
+        sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
+        return SparsityStatistics(
+            step=self.num_steps,
+            num_tokens=numbers.num_tokens,
+            l1=sum(numbers.l1_L) / num_layers,
+            l1_coefficient=self._last_l1,
+            nnz_mean=numbers.nnz_L,
+            nnz_p50=median,
+            nnz_p99=p99,
+            nnz_max=largest,
+            dead_fraction=[
+                int(dead_N[:size].sum()) / size for dead_N, size in zip(dead_LN, sizes, strict=True)
+            ],
+            union_mean=numbers.union_L,
+            sparse=self._last_sparse,
+            recomputed=numbers.recomputed,
+            target_error=self._target.error if self._target else None,
+        )
+
+    def dead_neurons(self) -> dict[str, Tensor]:
+        """By the name of each FFN, (N,) bool on the device: neurons that are dead."""
+        if self._neurons is None:
+            return {}
+        dead_LN = self._neurons.dead_LN()
+        return {
+            name: dead_N[: ffn.intermediate_size]
+            for (name, ffn), dead_N in zip(self.ffns.items(), dead_LN, strict=True)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from, the same on all ranks: numbers, text, tensors.
+
+        To be taken between `step` and the next forward pass. Waits for the device.
+        """
+        if self._last is not None:
+            self._read()
+        neurons = self._saved_neurons
+        if self._neurons is not None:
+            neurons = {name: t.clone() for name, t in self._neurons.state_dict().items()}
+        return {
+            "num_steps": self.num_steps,
+            "target": deepcopy(self._target.state_dict()) if self._target else None,
+            "neurons": neurons,
+            "paths": {name: ffn.path for name, ffn in self.ffns.items()},
+            "costs": {
+                name: None if ffn.costs is None else asdict(ffn.costs)
+                for name, ffn in self.ffns.items()
+            },
+            "device": _device_name(self._last),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state_dict`, before the first forward pass.
+
+        Costs, and with them the choice of kernels, are taken over where the GPU is of the same
+        model; otherwise they are measured again.
+
+        Raises:
+            ValueError: it is of other layers, or of other settings of the target.
+        """
+        if list(state["paths"]) != list(self.ffns):
+            raise ValueError(
+                f"this state is of the FFNs {_listed(state['paths'])}; the model has "
+                f"{_listed(self.ffns)}"
+            )
+        if self._target is not None and not (
+            state["target"] and self._target.load_state_dict(deepcopy(state["target"]))
+        ):
+            raise ValueError(
+                "this state is of a run without target_nnz, or with another target_per_layer; give "
+                "the controller the same arguments"
+            )
+        self.num_steps = state["num_steps"]
+        self._neurons, self._saved_neurons = None, state["neurons"]
+        device = next(iter(self.ffns.values())).pattern_weight.device
+        if state["device"] not in (None, _name_of(device)):
+            return
+        for name, ffn in self.ffns.items():
+            if ffn.kernels == "auto" and (costs := state["costs"][name]):
+                ffn.use_kernels("auto", Costs(**costs))
+                ffn.path = state["paths"][name]
+                self._costs_known = True
+
+    def _take_recorded(self) -> list[Recorded]:
+        recorded = [ffn.recorded for ffn in self.ffns.values()]
+        for ffn in self.ffns.values():
+            ffn.recorded = None
+        missing = [name for name, r in zip(self.ffns, recorded, strict=True) if r is None]
+        if len(missing) == len(recorded):
+            raise RuntimeError(
+                "l1_loss() needs a forward pass before it: call it once after each, in training "
+                "mode (model.train()) and with gradients; activation checkpointing needs "
+                "use_reentrant=False"
+            )
+        if missing:
+            raise RuntimeError(
+                f"the FFNs {_listed(missing)} took no part in the last forward pass; give the "
+                "controller a part of the model in which all do"
+            )
+        found = [record for record in recorded if record is not None]
+        tokens = {name: r.stats.nnz_M.numel() for name, r in zip(self.ffns, found, strict=True)}
+        fewest, most = min(tokens, key=tokens.__getitem__), max(tokens, key=tokens.__getitem__)
+        if tokens[fewest] != tokens[most]:
+            raise ValueError(
+                f"{most} has computed {tokens[most]:,} tokens and {fewest} {tokens[fewest]:,}: "
+                "give parts of the model with different tokens, such as encoder and decoder, a "
+                "controller each"
+            )
+        return found
+
+    def _begin_step(self, device: torch.device) -> None:
+        """At a step's first micro-batch: reads the step before, and moves λ."""
+        sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
+        num_layers, num_neurons = len(sizes), max(sizes)
+        if self._neurons is None:
+            self._neurons = SparsityStats(num_layers, num_neurons, self._window_tokens, device)
+            if self._saved_neurons is not None:
+                self._neurons.load_state_dict(self._saved_neurons)
+                self._saved_neurons = None
+        if self._last is not None:
+            self._read()
+        self._counts = StepCounts(num_layers, num_neurons, device)
+        if self._target is not None:
+            self._l1 = self._target.l1_by_layer(self.num_steps)
+        else:
+            zero = self.num_steps < self._settings.l1_zero_steps
+            self._l1 = [0.0 if zero else self._settings.l1_coefficient] * num_layers
+        self._l1_L = torch.tensor(self._l1).to(device, non_blocking=True)
+        self._sparse = [ffn.path == "sparse" for ffn in self.ffns.values()]
+
+    def _read(self) -> StepNumbers:
+        """The last step's numbers, by which λ moves when they are read first."""
+        if self._numbers is None:
+            assert self._last is not None
+            self._numbers = self._last.read()
+            self._unused.append(self._numbers)
+            if self._target is not None:
+                self._target.observe(self.num_steps - 1, self._numbers.nnz_L)
+                obstacle = self._target.news()
+                if obstacle and not (dist.is_initialized() and dist.get_rank()):
+                    warnings.warn(f"step {self.num_steps}: {obstacle}", stacklevel=4)
+        return self._numbers
+
+    def _room(self, tokens: int, device: torch.device) -> Tensor:
+        """(L,) int64: columns that each layer's pattern had room for in this micro-batch."""
+        with torch.enable_grad():
+            columns = [
+                ffn.capacity_for(tokens) if ffn.format == "union" else None
+                for ffn in self.ffns.values()
+            ]
+        capacities = tuple(_NEVER if count is None else count for count in columns)
+        if capacities != self._capacities:
+            self._capacities = capacities
+            self._capacity_L = torch.tensor(capacities).to(device, non_blocking=True)
+        return self._capacity_L
+
+    def _choose_kernels(self) -> None:
+        """Capacities and paths of the next step, by the steps that have been read."""
+        for numbers in self._unused:
+            union_L, nnz_L = numbers.union_L, numbers.nnz_L
+            if self._switch_together:
+                union_L = [sum(union_L) / len(union_L)] * len(union_L)
+                nnz_L = [sum(nnz_L) / len(nnz_L)] * len(nnz_L)
+            for ffn, largest, union, nnz in zip(
+                self.ffns.values(), numbers.largest_union_L, union_L, nnz_L, strict=True
+            ):
+                ffn.observe_union(largest)
+                ffn.update_kernels(union, nnz)
+        self._unused.clear()
+
+    def _measure_costs(self) -> None:
+        """Lets ``auto`` choose: measures each shape on this GPU, if its kernels run there."""
+        ffns = [ffn for ffn in self.ffns.values() if ffn.kernels == "auto"]
+        assert self._call is not None
+        tokens, dtype, compiled = self._call
+        device = self._counts.fired_LN.device if self._counts else torch.device("cpu")
+        if device.type != "cuda" or not ffns:
+            return
+        for ffn in ffns:
+            n, k = ffn.pattern_weight.shape
+            reason = reason_against_kernels(k, n, device)
+            if dtype != torch.bfloat16:
+                reason = f"the tokens are {dtype}; the sparse kernels train in torch.bfloat16"
+            if on_any_rank(reason is not None, device, self._group):
+                self.dense_because = reason or "another rank cannot run the sparse kernels"
+                return
+            call = Measured(tokens, k, n, ffn.gated, ffn.format, device.index or 0, fp8=ffn.fp8)
+            costs = mean_costs(call, device, compiled=compiled, ordered=False, group=self._group)
+            ffn.use_kernels("auto", costs)
+
+
+def _note_step(controller: "weakref.ref[SparsityController]") -> None:
+    this = controller()
+    # Steps before the first l1_loss are none of a loop that uses it.
+    if this is not None and this._counts is not None:
+        this._forgotten = True
+
+
+def _check_range(name: str, value: float, *, at_least: float) -> None:
+    if not value >= at_least:
+        raise ValueError(f"{name} {value} must be at least {at_least}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, *others = names
+    return f"{first} and {len(others)} more" if others else first
+
+
+def _name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _device_name(counts: StepCounts | None) -> str | None:
+    return None if counts is None else _name_of(counts.fired_LN.device)

@@ -1,0 +1,243 @@
+"""Replaces the FFNs of a model by `SparseFFN` for training; the weights stay the same parameters.
+
+Shapes: K hidden_size, N intermediate_size.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsellm.ffn.activations import RECTIFIED, WITH_KERNELS
+from sparsellm.ffn.discover import (
+    ForeignFFN,
+    Names,
+    Projections,
+    Unsupported,
+    activation_of,
+    find_ffns,
+    fused_reason,
+    names_in,
+)
+from sparsellm.ffn.dispatch import Kernels
+from sparsellm.ffn.formula import evaluating, formula_of, probe_tokens, relative_error
+from sparsellm.ffn.module import SparseFFN
+
+# Two orders of the same operations differ by less, in any type.
+_TOLERANCE = 0.02
+
+
+@dataclass
+class Replacement:
+    """What `replace_ffns` did, by the names of modules."""
+
+    replaced: list[str] = field(default_factory=list)
+    left_alone: dict[str, str] = field(default_factory=dict)  # name → why
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.replaced)} FFNs replaced"]
+        lines += [f"left alone: {name or 'the model itself'}: {why}" for name, why in self.reasons]
+        if not self.replaced and not self.left_alone:
+            lines.append("nothing in this model looks like an FFN: give `names` and `projections`")
+        return "\n".join(lines)
+
+    @property
+    def reasons(self) -> Iterator[tuple[str, str]]:
+        """One name for each reason, with the number of the others."""
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.left_alone.items():
+            by_reason.setdefault(why, []).append(name)
+        for why, names in by_reason.items():
+            yield names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""), why
+
+
+def replace_ffns(
+    model: nn.Module,
+    names: Iterable[str] | None = None,
+    *,
+    projections: tuple[str, ...] | None = None,
+    activation: str | None = None,
+    kernels: Kernels = "auto",
+) -> Replacement:
+    """Replaces FFNs of a model by `SparseFFN`, in place, to train it on in any loop.
+
+    Parameters stay the same objects under the same names, so optimizers, checkpoints and
+    `save_pretrained` go on as before. Call it before DDP, FSDP2 or `torch.compile`.
+
+    An FFN is a module whose children are two linear layers, up and down, or three, gate, up and
+    down, without biases, and whose forward computes ``down(act(gate(x)) * up(x))`` or
+    ``down(act(up(x)))``: on random tokens its result must be that of the formula.
+
+    Args:
+        model: of transformers or any other library.
+        names: of the FFNs, such as ``model.layers.0.mlp``; ``*`` stands for anything. None: all
+            that are recognised by the names of their children.
+        projections: the names of the children, in the order gate, up, down, or up, down without a
+            gate. None: those of the usual libraries. On the meta device they must be given, with
+            the activation, since no forward can be tried there.
+        activation: ``relu`` or ``relu2``: takes the place of the model's own activation, which
+            changes what the model computes until it has been trained on; ``config.hidden_act`` is
+            set to it. None keeps the model's, which must be one of these.
+        kernels: see `SparseFFN.use_kernels`.
+
+    Returns:
+        The FFNs that were replaced, and those that were not, with the reasons.
+
+    Raises:
+        ValueError: a name that no module has; an unknown activation; not two or three projections.
+    """
+    if activation is not None and activation not in RECTIFIED:
+        raise ValueError(f"activation {activation!r} must be {WITH_KERNELS}")
+    children = None
+    if projections is not None:
+        if len(projections) not in (2, 3):
+            raise ValueError(f"projections {projections}: must be (up, down) or (gate, up, down)")
+        gate = projections[0] if len(projections) == 3 else None
+        children = Names(gate, projections[-2], projections[-1])
+    result = Replacement()
+    for name, module in list(_candidates(model, names)):
+        try:
+            ffn = _sparse_ffn(module, children, activation, kernels)
+        except Unsupported as reason:
+            result.left_alone[name] = str(reason)
+        else:
+            _put(model, module, ffn)
+            result.replaced.append(name)
+    config: Any = getattr(model, "config", None)
+    if activation is not None and not result.left_alone and hasattr(config, "hidden_act"):
+        config.hidden_act = activation
+    return result
+
+
+def _candidates(model: nn.Module, names: Iterable[str] | None) -> Iterator[tuple[str, nn.Module]]:
+    if names is None:
+        yield from (found for found in find_ffns(model) if not isinstance(found[1], SparseFFN))
+        return
+    modules = dict(model.named_modules())
+    for pattern in [names] if isinstance(names, str) else names:
+        matching = [name for name in modules if fnmatchcase(name, pattern)]
+        if not matching:
+            near = difflib.get_close_matches(pattern, modules, n=1)
+            hint = f"; the nearest is {near[0]}" if near else ""
+            raise ValueError(f"names: the model has no module {pattern!r}{hint}")
+        for name in matching:
+            yield name, modules[name]
+
+
+def _sparse_ffn(
+    module: nn.Module, projections: Names | None, activation: str | None, kernels: Kernels
+) -> SparseFFN:
+    """The FFN with the linear layers of a module.
+
+    Raises:
+        Unsupported: it does not compute such an FFN, or has more than its weights.
+    """
+    if isinstance(module, SparseFFN):
+        raise Unsupported("it is a SparseFFN already")
+    names = projections or names_in(module)
+    if names is None:
+        reason = (
+            fused_reason(module) or "its children do not have the usual names: give projections"
+        )
+        raise Unsupported(reason)
+    ffn = _projections(module, names)
+    foreign = ForeignFFN(module, ffn, list(module.modules())[1:], is_layer=False)
+    _check_parts(foreign, names)
+    if not ffn.up.weight.is_meta:
+        computed = _computed_activation(foreign, replaced=activation is not None)
+    elif projections and activation is not None:
+        computed = activation  # there is nothing to try it with
+    else:
+        raise Unsupported(
+            "its weights are on the meta device, where its forward cannot be tried: give "
+            "projections and activation, or call replace_ffns once the weights are there"
+        )
+    n, k = ffn.up.weight.shape
+    with torch.device("meta"):  # the module's own layers take the place of these
+        sparse = SparseFFN(
+            k,
+            n,
+            activation=activation or computed,
+            gated=names.gate is not None,
+            kernels=kernels,
+            names=tuple(name for name in names if name is not None),
+        )
+    for name in sparse.names:
+        setattr(sparse, name, module.get_submodule(name))
+    return sparse.train(module.training)
+
+
+def _projections(module: nn.Module, names: Names) -> Projections:
+    layers: list[Any] = [None if name is None else module._modules.get(name) for name in names]
+    for name, layer in zip(names, layers, strict=True):
+        if name is not None and not isinstance(layer, nn.Linear):
+            kind = "missing" if layer is None else f"a {type(layer).__name__}, not an nn.Linear"
+            raise Unsupported(f"its {name} is {kind}")
+        if name is not None and layer.bias is not None:
+            raise Unsupported(f"its {name} has a bias, which sparse training does not have")
+    return Projections(*layers)
+
+
+def _check_parts(foreign: ForeignFFN, names: Names) -> None:
+    """Raises Unsupported where something besides the linear layers would be lost."""
+    module, ffn = foreign.owner, foreign.ffn
+    others = {n: child for n, child in module.named_children() if n not in names}
+    if any(True for child in others.values() for _ in child.parameters()):
+        raise Unsupported(
+            "its layer computes it, with other parameters beside it: there is no FFN to replace"
+        )
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        raise Unsupported("it has hooks or a forward of its own, which would be lost")
+    foreign.check()
+    for name, child in others.items():
+        if isinstance(child, nn.Dropout) and child.p > 0:
+            raise Unsupported(f"its dropout of {child.p:g} ({name}) would be lost; set it to 0")
+    (n, k), down = ffn.up.weight.shape, tuple(ffn.down.weight.shape)
+    if down != (k, n):
+        raise Unsupported(f"its shapes are not those of an FFN: up {(n, k)}, down {down}")
+    weight = ffn.up.weight
+    if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise Unsupported(f"its weights are {weight.dtype}, not fp32, bf16 or fp16")
+
+
+def _computed_activation(foreign: ForeignFFN, *, replaced: bool) -> str:
+    """The activation that a module computes with, by name; any if it is to be ``replaced``."""
+    activation = activation_of(foreign.owner)
+    try:
+        formula = formula_of(foreign, activation)
+    except Unsupported as reason:
+        if replaced and _computes_any(foreign, activation):
+            return ""
+        further = "" if replaced else "; activation='relu' replaces it"
+        raise Unsupported(f"{reason}{further}") from None
+    if formula.threshold or formula.relu_up:
+        kind = "FATReLU" if formula.threshold else "dReLU"
+        raise Unsupported(f"it computes {kind}, which sparse training does not have")
+    return formula.activation
+
+
+def _computes_any(foreign: ForeignFFN, activation: Callable[[Tensor], Any] | None) -> bool:
+    """Whether a module computes the formula of an FFN with its activation, whichever it is."""
+    gate, up, down = foreign.ffn
+    if activation is None:
+        return False
+    x = probe_tokens(foreign.ffn)
+    with torch.no_grad(), evaluating(foreign.owner):
+        try:
+            y = foreign.owner(x)
+            h = activation(up(x)) if gate is None else activation(gate(x)) * up(x)
+            return relative_error(y, down(h)) < _TOLERANCE
+        except Exception:  # a foreign module may raise anything
+            return False
+
+
+def _put(model: nn.Module, module: nn.Module, ffn: SparseFFN) -> None:
+    """Puts an FFN wherever the module is."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child is module:
+                setattr(parent, name, ffn)

@@ -1,0 +1,139 @@
+"""What the micro-batches of a step count: on the device, summed over ranks once.
+
+All counters are slices of one float64 buffer, which adds integers exactly up to 2^53.
+
+L layers, M tokens of a micro-batch, N neurons of the widest layer, C = N + 1: the numbers of
+non-zeros that a token can have.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats
+from sparsellm.sparsity.kernel_choice import Group
+
+
+class _Slices(NamedTuple):
+    largest_union_L: Tensor  # columns of this rank's micro-batches; not summed over ranks
+    num_tokens: Tensor
+    num_blocks: Tensor
+    recomputed: Tensor
+    l1_L: Tensor
+    nnz_L: Tensor
+    union_L: Tensor
+
+
+class StepNumbers(NamedTuple):
+    """What the host reads of a step: over all ranks, but for the last."""
+
+    num_tokens: int
+    l1_L: list[float]  # Σ|h|, mean over tokens
+    nnz_L: list[float]  # non-zeros per token
+    union_L: list[float]  # neurons that fire for any of 64 neighbouring tokens, mean
+    recomputed: int  # patterns that backward computed again, for want of room
+    largest_union_L: list[int]  # columns, of this rank's micro-batches
+
+
+class StepCounts:
+    """The counters of one step.
+
+    Args:
+        num_layers: L.
+        num_neurons: N.
+        device: where they live.
+    """
+
+    def __init__(self, num_layers: int, num_neurons: int, device: torch.device) -> None:
+        sizes = [num_layers, 1, 1, 1, num_layers, num_layers, num_layers]
+        self._num_layers, self._sizes = num_layers, sizes
+        num_read = sum(sizes)
+        num_fired = num_layers * num_neurons
+        num_all = num_read + num_fired + num_layers * (num_neurons + 1)
+        self._buffer = torch.zeros(num_all, dtype=torch.float64, device=device)
+        self._read, fired, histogram = self._buffer.split(
+            [num_read, num_fired, num_all - num_read - num_fired]
+        )
+        self._at = _Slices(*self._read.split(sizes))
+        self.fired_LN = fired.view(num_layers, -1)
+        self.histogram_LC = histogram.view(num_layers, -1)
+        self._one = torch.ones((), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, stats: list[FFNStats], capacity_L: Tensor) -> None:
+        """Adds a micro-batch of this rank.
+
+        Args:
+            stats: of each layer, all of the same number of tokens.
+            capacity_L: columns that each layer's pattern had room for.
+        """
+        at, num_tokens = self._at, stats[0].nnz_M.numel()
+        nnz_LM = torch.stack([s.nnz_M for s in stats]).long()
+        union_L = torch.stack([s.union_sum for s in stats])
+        most = self.fired_LN.shape[1]
+        fired = [F.pad(s.fired_N, (0, most - s.fired_N.numel())) for s in stats]
+        at.num_tokens.add_(num_tokens)
+        at.num_blocks.add_(-(-num_tokens // BLOCK_TOKENS))
+        at.l1_L.add_(torch.stack([s.l1_sum.detach() for s in stats]))
+        at.nnz_L.add_(nnz_LM.sum(1))
+        at.union_L.add_(union_L)
+        at.recomputed.add_((union_L > capacity_L).sum())
+        for s in stats:
+            if s.recomputed is not None:
+                at.recomputed.add_(s.recomputed > 0)
+        torch.maximum(at.largest_union_L, union_L, out=at.largest_union_L)
+        self.fired_LN.add_(torch.stack(fired))
+        self.histogram_LC.scatter_add_(1, nnz_LM, self._one.expand_as(nnz_LM))
+
+    @property
+    def num_tokens(self) -> Tensor:
+        """() int64, on the device."""
+        return self._at.num_tokens[0].long()
+
+    def reduce(self, group: Group) -> None:
+        """Sums over ranks, in place."""
+        if dist.is_initialized():
+            dist.all_reduce(self._buffer[self._num_layers :], group=group)
+
+    def send(self) -> None:
+        """Begins the copy to the host."""
+        self._copy = self._read.to("cpu", non_blocking=True)
+        self._arrived: torch.cuda.Event | None = None
+        if self._read.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> StepNumbers:
+        """The numbers that were sent; waits until they have arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        at = _Slices(*self._copy.split(self._sizes))
+        tokens = int(at.num_tokens)
+        return StepNumbers(
+            num_tokens=tokens,
+            l1_L=(at.l1_L / tokens).tolist(),
+            nnz_L=(at.nnz_L / tokens).tolist(),
+            union_L=(at.union_L / at.num_blocks).tolist(),
+            recomputed=int(at.recomputed),
+            largest_union_L=at.largest_union_L.long().tolist(),
+        )
+
+    def nnz_percentiles(self, *percents: int) -> list[list[int]]:
+        """`percentile` of the non-zeros per token, for each percentage. Waits for the device."""
+        cumulative_LC = self.histogram_LC.cpu().numpy().astype(np.int64).cumsum(1)
+        return [percentile(cumulative_LC, percent) for percent in percents]
+
+
+def percentile(cumulative_LC: np.ndarray, percent: int) -> list[int]:
+    """Nearest rank: the smallest count that ``percent`` of the tokens do not exceed, by layer.
+
+    Args:
+        cumulative_LC: number of tokens with at most so many non-zeros.
+        percent: 1 to 100.
+    """
+    num_tokens = cumulative_LC[0, -1]
+    return (cumulative_LC < (num_tokens * percent + 99) // 100).sum(1).tolist()  # type: ignore

@@ -1,0 +1,59 @@
+"""Whether FFNs may train with the sparse kernels here, and what a training pass costs with them.
+
+Shapes: K hidden_size, N intermediate_size.
+"""
+
+import importlib.util
+from dataclasses import astuple
+
+import torch
+import torch.distributed as dist
+
+from sparsellm.ffn.dispatch import Costs, Measured
+from sparsellm.ffn.inference_ops import beyond_limits
+from sparsellm.paths import how_to_install_cuda
+
+Group = dist.ProcessGroup | None  # None: all ranks
+
+
+def reason_against_kernels(k: int, n: int, device: torch.device) -> str | None:
+    """Why a GPU cannot train FFNs of this shape with the sparse kernels; None if it can."""
+    from sparsellm.ffn.kernels.gpu_architecture import unsupported
+
+    if reason := unsupported(device):
+        return reason
+    if importlib.util.find_spec("cupy") is None:
+        return f"the sparse kernels need CuPy: {how_to_install_cuda(torch.version.cuda)}"
+    return beyond_limits(k, n)
+
+
+def mean_costs(
+    call: Measured, device: torch.device, *, compiled: bool, ordered: bool, group: Group = None
+) -> Costs:
+    """The costs of a micro-batch's forward and backward pass: their mean over ranks.
+
+    All ranks must call it; each waits for its GPU.
+
+    Args:
+        call: shape of the FFN, and number of tokens.
+        device: of this rank.
+        compiled, ordered: see `ffn.costs.measure_training_costs`.
+        group: the ranks.
+    """
+    from sparsellm.ffn.costs import measure_training_costs
+
+    costs = measure_training_costs(call, compiled=compiled, ordered=ordered)
+    mean = torch.tensor(astuple(costs), dtype=torch.float64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(mean, group=group)
+        mean /= dist.get_world_size(group)
+    return Costs(*mean.tolist())
+
+
+def on_any_rank(flag: bool, device: torch.device, group: Group = None) -> bool:
+    """Whether ``flag`` holds on any rank; all ranks must call it."""
+    if not dist.is_initialized():
+        return flag
+    value = torch.tensor(int(flag), device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
+    return bool(value.item())

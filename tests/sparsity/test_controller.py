@@ -1,0 +1,347 @@
+"""The controller in a loop of one's own: L1, counts, λ, kernels, state, and forgotten calls."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from sparsellm import SparseFFN, SparsityController
+from sparsellm.ffn.dispatch import Costs
+from sparsellm.sparsity.target import TargetController
+
+K, N, L, LAMBDA = 16, 96, 3, 2e-3
+
+
+class Model(nn.Module):
+    """Residual FFNs under norms; ``run`` calls a block, as activation checkpointing does."""
+
+    def __init__(self, kernels="dense", gated=True, activation="relu") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norms = nn.ModuleList(nn.LayerNorm(K) for _ in range(L))
+        self.ffns = nn.ModuleList(
+            SparseFFN(K, N, gated=gated, activation=activation, kernels=kernels) for _ in range(L)
+        )
+        self.checkpointed = False
+
+    def block(self, i, x):
+        return x + self.ffns[i](self.norms[i](x))
+
+    def forward(self, x):
+        for i in range(L):
+            if self.checkpointed:
+                x = checkpoint(self.block, i, x, use_reentrant=False)
+            else:
+                x = self.block(i, x)
+        return x
+
+
+def batches(count=1, tokens=40):
+    """(2, tokens / 2, K) each."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(2, tokens // 2, K, generator=generator) for _ in range(count)]
+
+
+def controlled(model, **settings):
+    """A controller with an optimizer that changes nothing."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    return SparsityController(model, optimizer, **{"l1_coefficient": LAMBDA, **settings}), optimizer
+
+
+def by_hand(model, x_BTK):
+    """Loss, Σ|h| of each layer and the gates of all tokens, in plain torch."""
+    l1, gates = [], []
+    for norm, ffn in zip(model.norms, model.ffns, strict=True):
+        normed = norm(x_BTK)
+        first = ffn.gate_proj if ffn.gated else ffn.up_proj
+        gate = first(normed).relu()
+        gate = gate.square() if ffn.activation == "relu2" else gate
+        h = gate * ffn.up_proj(normed) if ffn.gated else gate
+        x_BTK = x_BTK + ffn.down_proj(h)
+        l1.append(h.abs().sum())
+        gates.append(gate.detach().flatten(0, 1))
+    return x_BTK.square().mean(), torch.stack(l1), gates
+
+
+def gradients(model):
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+@pytest.mark.parametrize(("gated", "activation"), [(True, "relu"), (False, "relu2")])
+def test_the_l1_term_is_that_of_the_formula(gated, activation, kernels, checkpointed):
+    model = Model(kernels, gated, activation)
+    [x] = batches()
+    loss, l1_L, _ = by_hand(model, x)
+    expected_l1 = LAMBDA * l1_L.sum() / (40 * L)
+    (loss + expected_l1).backward()
+    expected = gradients(model)
+    model.checkpointed = checkpointed
+    controller, _ = controlled(model)
+    y = model(x)
+    l1 = controller.l1_loss()
+    assert (l1.shape, l1.dtype) == ((), torch.float32)
+    torch.testing.assert_close(l1, expected_l1)
+    (y.square().mean() + l1).backward()
+    torch.testing.assert_close(gradients(model), expected)
+    # What checkpointing computed again is neither counted nor kept in memory.
+    assert all(ffn.recorded is None for ffn in model.ffns)
+
+
+def test_micro_batches_add_up_to_the_whole_batch():
+    model, parts = Model("sparse"), batches(4)
+    controller, optimizer = controlled(model)
+    (model(torch.cat(parts)).square().mean() + controller.l1_loss()).backward()
+    expected = gradients(model)
+    optimizer.step()
+    controller.step()
+    whole = controller.statistics()
+    for x in parts:
+        ((model(x).square().mean() + controller.l1_loss()) / 4).backward()
+    torch.testing.assert_close(gradients(model), expected)
+    optimizer.step()
+    controller.step()
+    parts_statistics = controller.statistics()
+    assert parts_statistics.num_tokens == whole.num_tokens == 160
+    for name in ("nnz_mean", "nnz_p50", "nnz_p99", "nnz_max"):
+        assert getattr(parts_statistics, name) == getattr(whole, name)
+    # Where the loss is a sum divided by all tokens of the step, so is the term.
+    for x in parts:
+        (model(x).square().sum() / (160 * K) + controller.l1_loss(num_tokens=160)).backward()
+    torch.testing.assert_close(gradients(model), expected)
+
+
+def test_statistics_are_those_counted_by_hand():
+    model = Model("sparse")
+    with torch.no_grad():
+        for ffn in model.ffns:
+            ffn.gate_proj.weight[: N // 4].zero_()  # these never fire
+    controller, optimizer = controlled(model, dead_window_tokens=80)
+    assert controller.statistics() is None
+    fired = []
+    for x in batches(2):
+        _, l1_L, gates = by_hand(model, x)
+        nnz = torch.stack([(gate != 0).sum(1) for gate in gates])
+        fired.append(torch.stack([(gate != 0).any(0) for gate in gates]))
+        model(x)
+        controller.l1_loss()
+        optimizer.step()
+        controller.step()
+    found = controller.statistics()
+    assert (found.step, found.num_tokens, found.sparse) == (2, 40, [True] * L)
+    assert found.l1 == pytest.approx(l1_L.sum().item() / (40 * L), rel=1e-5)
+    assert found.nnz_mean == pytest.approx(nnz.double().mean(1).tolist())
+    assert found.nnz_max == nnz.max(1).values.tolist()
+    assert found.nnz_p50 == nnz.sort(1).values[:, 19].tolist()
+    assert found.nnz_p99 == nnz.max(1).values.tolist()
+    silent = ~(fired[0] | fired[1])
+    assert silent.any()
+    assert found.dead_fraction == pytest.approx(silent.double().mean(1).tolist())
+    assert torch.equal(torch.stack(list(controller.dead_neurons().values())), silent)
+    assert found.union_mean == pytest.approx(fired[1].sum(1).tolist())  # one block of 40 tokens
+    assert list(controller.ffns) == ["ffns.0", "ffns.1", "ffns.2"]
+
+
+def train(model, controller, optimizer, xs):
+    """λ of each step."""
+    found = []
+    for x in xs:
+        loss = model(x).square().mean() + controller.l1_loss()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        controller.step()
+        found.append(controller.statistics().l1_coefficient)
+    return found
+
+
+SETTINGS = {"target_nnz": 8.0, "warmup_steps": 3, "l1_zero_steps": 2}
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_lambda_moves_as_the_target_controller_does(per_layer):
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {**SETTINGS, "target_nnz": N / 2}  # near it, so that layers differ
+    controller = SparsityController(
+        model, optimizer, l1_coefficient=LAMBDA, target_per_layer=per_layer, **settings
+    )
+    alone = TargetController(controller._settings, L, warmup_steps=3)
+    for step, x in enumerate(batches(6)):
+        [l1_L] = train(model, controller, optimizer, [x])
+        assert l1_L == alone.l1_by_layer(step)
+        assert (step < 2) == (l1_L == [0.0] * L)
+        statistics = controller.statistics()
+        alone.observe(step, statistics.nnz_mean)
+        assert statistics.target_error == alone.error
+    assert (len(set(l1_L)) > 1) == per_layer
+
+
+def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
+    def begin():
+        model = Model("sparse")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        settings = {"l1_coefficient": LAMBDA, "dead_window_tokens": 120, **SETTINGS}
+        return model, SparsityController(model, optimizer, **settings), optimizer
+
+    xs = batches(8)
+    model, controller, optimizer = begin()
+    train(model, controller, optimizer, xs[:4])
+    parts = {"model": model, "optimizer": optimizer, "controller": controller}
+    torch.save({k: v.state_dict() for k, v in parts.items()}, tmp_path / "state.pt")
+    expected = train(model, controller, optimizer, xs[4:])
+    resumed = dict(zip(("model", "controller", "optimizer"), begin(), strict=True))
+    for name, state in torch.load(tmp_path / "state.pt", weights_only=True).items():
+        resumed[name].load_state_dict(state)
+    assert train(*resumed.values(), xs[4:]) == expected
+    assert resumed["controller"].statistics() == controller.statistics()
+    for a, b in zip(model.parameters(), resumed["model"].parameters(), strict=True):
+        assert torch.equal(a, b)
+    other = SparsityController(
+        model, optimizer, target_nnz=8, l1_coefficient=1, target_per_layer=True
+    )
+    with pytest.raises(ValueError, match="with another target_per_layer"):
+        other.load_state_dict(controller.state_dict())
+    other = SparsityController(Model().ffns[:2], optimizer)
+    with pytest.raises(ValueError, match=r"is of the FFNs ffns.0 and 2 more; the model has 0 and"):
+        other.load_state_dict(controller.state_dict())
+
+
+def test_a_forgotten_or_repeated_call_names_the_remedy():
+    model, [x] = Model(), batches()
+    controller, optimizer = controlled(model)
+    with pytest.raises(RuntimeError, match="needs a forward pass before it"):
+        controller.l1_loss()
+    with pytest.raises(RuntimeError, match="called twice after one optimizer step, or without"):
+        controller.step()
+    model(x)
+    controller.l1_loss()
+    with pytest.raises(RuntimeError, match=r"call it once after each, in training mode"):
+        controller.l1_loss()
+    optimizer.step()
+    model(x)
+    with pytest.raises(RuntimeError, match=r"call it once after every optimizer.step\(\)"):
+        controller.l1_loss()
+    controller.step()
+    with pytest.raises(RuntimeError, match="called twice after one optimizer step"):
+        controller.step()
+    controller.l1_loss()  # of the forward pass above
+    model.eval()(x)
+    with torch.no_grad():
+        model.train()(x)
+    with pytest.raises(RuntimeError, match="and with gradients"):
+        controller.l1_loss()
+
+
+def test_a_model_that_does_not_fit_names_the_remedy():
+    optimizer = torch.optim.SGD(Model().parameters())
+    with pytest.raises(ValueError, match=r"no SparseFFN: .* sparsellm.replace_ffns\(model\)"):
+        SparsityController(nn.Linear(2, 2), optimizer)
+    with pytest.raises(ValueError, match="a λ to start at"):
+        SparsityController(Model(), optimizer, target_nnz=30)
+    with pytest.raises(ValueError, match="l1_coefficient -1 must be at least 0"):
+        SparsityController(Model(), optimizer, l1_coefficient=-1)
+    model, [x] = Model(), batches()
+    controller, _ = controlled(model)
+    model.ffns[0](x)
+    with pytest.raises(RuntimeError, match=r"ffns.1 and 1 more took no part"):
+        controller.l1_loss()
+    for i, ffn in enumerate(model.ffns):
+        ffn(x[:, i:])
+    with pytest.raises(ValueError, match=r"ffns.0 has computed 40 tokens and ffns.2 36: give"):
+        controller.l1_loss()
+
+
+def test_no_l1_costs_no_gradient():
+    model, [x] = Model("sparse"), batches()
+    controller, _ = controlled(model, l1_zero_steps=1)
+    model(x)
+    l1 = controller.l1_loss()
+    assert not l1.requires_grad
+    assert l1 == 0
+
+
+def test_layers_choose_kernels_by_what_was_counted_alone_or_together():
+    for together in (False, True):
+        model = Model("auto")
+        for ffn in model.ffns:
+            ffn.use_kernels("auto", Costs(dense=1.0, fixed=0.1, per_neuron=0.01))
+        with torch.no_grad():  # the first layer never fires
+            model.ffns[0].gate_proj.weight.zero_()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        controller = SparsityController(model, optimizer, switch_together=together)
+        train(model, controller, optimizer, batches(2))
+        unions = controller.statistics().union_mean
+        assert unions[0] == 0
+        assert min(unions[1:]) > 90  # neurons: sparse takes as long as dense
+        assert sum(unions) / L < 82  # at which it returns to sparse
+        expected = ["sparse"] * L if together else ["sparse", "dense", "dense"]
+        assert [ffn.path for ffn in model.ffns] == expected
+        saved = copy.deepcopy(controller.state_dict())
+        model = Model("auto")
+        SparsityController(model, optimizer).load_state_dict(saved)
+        assert [ffn.path for ffn in model.ffns] == expected
+
+
+def test_what_keeps_it_from_the_target_is_a_warning():
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    controller = SparsityController(model, optimizer, l1_coefficient=LAMBDA, target_nnz=1e4)
+    with pytest.warns(UserWarning, match=r"start over with a lower l1_coefficient, such as 2e-05"):
+        train(model, controller, optimizer, batches(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, controller, optimizer, batches(1))
+
+
+@pytest.mark.parametrize("tokens", [torch.float32, torch.bfloat16])
+def test_it_computes_in_the_type_of_its_tokens(tokens):
+    for kernels in ("dense", "sparse"):
+        ffn = SparseFFN(K, N, gated=True, kernels=kernels)
+        x = batches()[0].to(tokens).requires_grad_()
+        y = ffn(x)
+        y.sum().backward()
+        assert (y.dtype, x.grad.dtype) == (tokens, tokens)
+        assert ffn.up_proj.weight.grad.dtype == torch.float32
+        with torch.autocast("cpu", torch.bfloat16):
+            assert ffn(x).dtype == torch.bfloat16
+
+
+def test_compiled_whole_it_is_one_graph_for_all_capacities(monkeypatch):
+    """And the same numbers; capacities change after 16 steps and a growth."""
+    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+    compiles = []
+
+    def backend(graph, inputs):
+        compiles.append(graph)
+        return graph.forward
+
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model = Model("sparse")
+        controller, optimizer = controlled(model, target_nnz=8.0)
+        optimizer.param_groups[0]["lr"] = 0.1
+        run = torch.compile(model, backend=backend, fullgraph=True) if compiled else model
+        capacities, losses = set(), []
+        for x in batches(20):
+            loss = run(x).square().mean() + controller.l1_loss()
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+            controller.step()
+            capacities.add(int(model.ffns[0]._columns[0]))
+        found.append((losses, controller.statistics()))
+        assert len(capacities) > 1
+    assert len(compiles) == 1
+    assert found[0][0] == pytest.approx(found[1][0])
+    assert found[0][1].nnz_mean == pytest.approx(found[1][1].nnz_mean)

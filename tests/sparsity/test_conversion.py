@@ -1,0 +1,207 @@
+"""`replace_ffns`: what it replaces, keeps, and leaves alone with a reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import sparsellm
+from sparsellm import SparseFFN
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+}
+
+
+def hugging_face(kind: type, config: type, **further: object) -> nn.Module:
+    """A small model; a model's initial weights are too small to tell two activations apart."""
+    torch.manual_seed(0)
+    model = kind(config(**SHAPE, **further))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+    return model
+
+
+IDS = torch.arange(24).view(2, 12)
+
+
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("kind", "config", "activation", "gated"),
+    [
+        (LlamaForCausalLM, LlamaConfig, "relu", True),
+        (Qwen3ForCausalLM, Qwen3Config, "relu2", True),
+        (ArceeForCausalLM, ArceeConfig, "relu2", False),
+    ],
+)
+def test_the_function_and_the_parameters_stay(kind, config, activation, gated, kernels):
+    model = hugging_face(kind, config, hidden_act=activation)
+    expected, parameters = model(IDS).logits, dict(model.named_parameters())
+    result = sparsellm.replace_ffns(model, kernels=kernels)
+    assert result.replaced == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    assert result.left_alone == {}
+    assert str(result) == "2 FFNs replaced"
+    ffn = model.model.layers[1].mlp
+    assert isinstance(ffn, SparseFFN)
+    assert (ffn.activation, ffn.gated, ffn.path) == (activation, gated, kernels)
+    now = dict(model.named_parameters())
+    assert list(now) == list(parameters)
+    assert all(now[name] is parameter for name, parameter in parameters.items())
+    torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_another_activation_is_what_the_saved_model_computes(tmp_path):
+    model = hugging_face(LlamaForCausalLM, LlamaConfig)  # SiLU
+    left = sparsellm.replace_ffns(model)
+    assert left.replaced == []
+    reason = "its activation is SiLUActivation, not ReLU or ReLU²; activation='relu' replaces it"
+    assert left.left_alone["model.layers.0.mlp"] == reason
+    assert str(left).splitlines() == [
+        "0 FFNs replaced",
+        f"left alone: model.layers.0.mlp and 1 more: {reason}",
+    ]
+    assert sparsellm.replace_ffns(model, activation="relu").left_alone == {}
+    model.eval().save_pretrained(tmp_path)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert stock.config.hidden_act == "relu"
+    torch.testing.assert_close(stock.eval()(IDS).logits, model(IDS).logits)
+
+
+class HostLinear(nn.Linear):
+    """As speedruns have it: fp32 weights, computing in the type of x."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class HostMLP(nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.c_fc = HostLinear(16, 64, bias=False)
+        self.c_proj = HostLinear(64, 16, bias=False)
+        self.scale = scale
+
+    def forward(self, x):
+        return self.c_proj(F.relu(self.c_fc(x)).square()) * self.scale
+
+
+class Host(nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(HostMLP(scale) for _ in range(3))
+
+
+def test_a_host_with_layers_and_names_of_its_own():
+    model = Host()
+    x = torch.randn(4, 16).bfloat16()
+    expected = [block(x) for block in model.blocks]
+    result = sparsellm.replace_ffns(model, "blocks.[01]", projections=("c_fc", "c_proj"))
+    assert result.replaced == ["blocks.0", "blocks.1"]
+    assert isinstance(model.blocks[2], HostMLP)
+    ffn = model.blocks[0]
+    assert isinstance(ffn.c_fc, HostLinear)
+    assert list(ffn.state_dict()) == ["c_fc.weight", "c_proj.weight"]
+    assert torch.equal(ffn(x), expected[0])  # in bf16, by the host's own layers
+    ffn.use_kernels("sparse")
+    torch.testing.assert_close(ffn(x), expected[0], rtol=0.02, atol=0.002)
+    assert ffn(x).dtype == torch.bfloat16
+
+
+def test_what_computes_something_else_is_left_alone():
+    result = sparsellm.replace_ffns(Host(scale=0.5))
+    assert result.replaced == []
+    assert "does not compute relu(up)" in result.left_alone["blocks.0"]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: hugging_face(PhiForCausalLM, PhiConfig), "its fc1 has a bias"),
+        (lambda: hugging_face(Phi3ForCausalLM, Phi3Config), "fused into one matrix"),
+        (
+            lambda: OPTForCausalLM(
+                OPTConfig(
+                    vocab_size=64,
+                    hidden_size=32,
+                    word_embed_proj_dim=32,
+                    ffn_dim=48,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
+                    enable_bias=False,
+                )
+            ),
+            "there is no FFN to replace",
+        ),
+        (
+            lambda: hugging_face(LlamaForCausalLM, LlamaConfig, hidden_act="relu").double(),
+            "its weights are torch.float64",
+        ),
+        (
+            lambda: nn.Sequential(SparseFFN(16, 32, gated=True), _with_dropout()),
+            "its dropout of 0.1 (dropout) would be lost",
+        ),
+    ],
+)
+def test_what_cannot_be_replaced_is_listed_with_the_reason(model, reason):
+    result = sparsellm.replace_ffns(model())
+    assert result.replaced == []
+    assert result.left_alone
+    assert all(reason in why for why in result.left_alone.values())
+
+
+def _with_dropout() -> nn.Module:
+    ffn = HostMLP()
+    ffn.dropout = nn.Dropout(0.1)
+    return ffn
+
+
+def test_weights_that_are_not_there_yet():
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE, hidden_act="relu"))
+    assert "meta device" in sparsellm.replace_ffns(model).left_alone["model.layers.0.mlp"]
+    names = ("gate_proj", "up_proj", "down_proj")
+    found = sparsellm.replace_ffns(model, projections=names, activation="relu2")
+    assert len(found.replaced) == 2
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert int(model.model.layers[0].mlp._columns[0]) == 2**31  # not there, but on the host
+
+
+def test_unknown_names_and_arguments_name_the_remedy():
+    model = Host()
+    with pytest.raises(ValueError, match=r"no module 'block.0'; the nearest is blocks.0"):
+        sparsellm.replace_ffns(model, ["block.0"])
+    with pytest.raises(ValueError, match="activation 'gelu' must be relu or relu2"):
+        sparsellm.replace_ffns(model, activation="gelu")
+    with pytest.raises(ValueError, match=r"must be \(up, down\) or \(gate, up, down\)"):
+        sparsellm.replace_ffns(model, projections=("c_fc",))
+    with pytest.raises(ValueError, match="with gated=True these must be gate, up, down"):
+        SparseFFN(16, 32, gated=True, names=("c_fc", "c_proj"))
+    with pytest.raises(ValueError, match="activation 'gelu' must be one of relu, relu2, silu"):
+        SparseFFN(16, 32, activation="gelu", gated=True)
+    given = sparsellm.replace_ffns(model, "blocks.0", projections=("up", "down"))
+    assert given.left_alone == {"blocks.0": "its up is missing"}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sparsellm.data.identity import fingerprint
 from sparsellm.data.lanes import StreamConfig
 from sparsellm.data.stream import MIN_UNITS_PER_LANE
 
@@ -94,11 +95,11 @@ def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
     witnesses = saved.get("witnesses", {})  # earlier versions had none
     for name, witness in present["witnesses"].items():
         notes += _compare_witnesses(name, witnesses.get(name), witness)
-    before = saved.get("held_out", {})  # earlier versions had none
+    before = saved.get("held_out", {})  # earlier versions had none, or that of no shards
     notes += [
         f"the held-out text of corpus {name} has changed: losses before and after are of other text"
         for name, held_out in present["held_out"].items()
-        if before.get(name, held_out) != held_out
+        if before.get(name, held_out) not in (held_out, fingerprint(()))
     ]
     return notes
 

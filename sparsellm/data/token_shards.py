@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +89,13 @@ class TokenWriter:
         self._file = self._partial(".bin").open("wb")
 
     def add(self, tokens: Tokens) -> None:
-        """The next document: its ids with the end-of-document id, or none if it is empty."""
-        self._file.write(tokens.astype(self._kind).tobytes())
+        """The next document: its ids with the end-of-document id, or none if it is empty.
+
+        Raises:
+            OSError: it cannot be written, such as to a full disk; names the file.
+        """
+        with named_errors(self._path):
+            self._file.write(tokens.astype(self._kind).tobytes())
         self._lengths.append(len(tokens))
 
     @property
@@ -97,7 +104,15 @@ class TokenWriter:
         return sum(self._lengths)
 
     def finish(self, about: dict[str, Any]) -> None:
-        """Writes the index and what the shard is made of, and gives all files their names."""
+        """Writes the index and what the shard is made of, and gives all files their names.
+
+        Raises:
+            OSError: as `add`.
+        """
+        with named_errors(self._path):
+            self._finish(about)
+
+    def _finish(self, about: dict[str, Any]) -> None:
         self._file.close()
         about = about | {"content": content_identity(str(self._partial(".bin")))}
         # An index of documents of one sequence each.
@@ -114,6 +129,16 @@ class TokenWriter:
 
     def _partial(self, suffix: str) -> Path:
         return self._path.with_name(f".tmp-{self._path.stem}{suffix}")
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Gives errors of writing a file its name, which those of a full disk lack, and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "the same command goes on once it can be written"
+        raise OSError(error.errno, f"{error.strerror}; {remedy}", str(path)) from error
 
 
 def read_index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int32], Any]:

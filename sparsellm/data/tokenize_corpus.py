@@ -15,7 +15,7 @@ from sparsellm.data.corpus import Corpus
 from sparsellm.data.identity import identity, read_about
 from sparsellm.data.shards import Shard
 from sparsellm.data.stream import with_eot
-from sparsellm.data.token_shards import TokenWriter
+from sparsellm.data.token_shards import TokenWriter, named_errors
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.data.workers import begin_worker, worker_context
 
@@ -66,7 +66,8 @@ def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> 
     if corpus.validation:
         content["validation_files"] = [_HERE + file for file in named["validation"]]
     written = folder / f"{corpus.name}.yaml"
-    written.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    with named_errors(written):
+        written.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return written
 
 

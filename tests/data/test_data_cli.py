@@ -22,6 +22,7 @@ from sparsellm.cli import main
 from sparsellm.data import tokenize_corpus as tokenize_module
 from sparsellm.data.corpus import load_corpora
 from sparsellm.data.held_out import read_in_order, validation_batches
+from sparsellm.data.identity import fingerprint
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.token_shards import read_index
@@ -63,6 +64,20 @@ def _stream(corpora, state=None, count=40, tokenizer="bytes"):
     return list(islice(loader, count)), merge([loader.state_dict()])
 
 
+def _notes(corpora, state):
+    loader = TokenLoader(
+        corpora,
+        load_tokenizer("bytes"),
+        context_length=48,
+        micro_batch_size=2,
+        seed=4,
+        rank=0,
+        world_size=1,
+        num_workers=0,
+    )
+    return loader.load_state_dict(state)
+
+
 def _held_out(corpus):
     batches = validation_batches(
         corpus,
@@ -99,6 +114,24 @@ def test_tokens_give_the_stream_of_their_text_and_go_on_where_it_was(texts, tmp_
     after, _ = _stream(text, state)
     assert all(torch.equal(a, b) for a, b in zip(after, _stream(tokens, state)[0], strict=True))
     assert torch.equal(_held_out(text[0]), _held_out(tokens[0]))
+
+
+def test_a_run_of_text_goes_on_with_its_tokens_and_its_held_out_text(texts, tmp_path):
+    (files, _), out = texts, tmp_path / "tokens"
+    command = ["data", "tokenize", "local", str(out), "--tokenizer", "bytes", "--workers", "1"]
+    assert main([*command, "--files", *files]) == 0
+    text = load_corpora(DataConfig(corpus="local", files=files))
+    tokens = load_corpora(DataConfig(corpus=str(out / "local.yaml")))
+    for before, after in ((text, tokens), (tokens, text)):
+        state = _stream(before)[1]
+        assert _notes(after, state) == []
+        # An earlier version had nothing of shards of which a part is trained on.
+        state["held_out"] = {"local": fingerprint(())}
+        assert _notes(after, state) == []
+    other = load_corpora(DataConfig(corpus="local", files=files, validation_files=texts[1]))
+    state = _stream(other)[1] | {"corpora": {"local": text[0].fingerprint}}
+    (note,) = _notes(text, state)
+    assert note.startswith("the held-out text of corpus local has changed")
 
 
 def test_of_a_folder_of_tokens_the_tokens_alone_are_text(texts, tmp_path, caplog):
@@ -240,6 +273,22 @@ def test_another_end_of_document_token_is_another_tokenizer(texts, tmp_path):
         _stream(tokens, tokenizer=name)
     _tokenize(texts, tmp_path / "tokens", "--tokenizer", name)
     assert _stream(tokens, tokenizer=name)[1]["eot_id"] == 257
+
+
+def test_a_full_disk_names_the_file(texts, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "tokens"
+    real = Path.open
+
+    def full(path, *arguments, **options):
+        return real(Path("/dev/full") if path.suffix == ".bin" else path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+    assert _tokenize(texts, out) == 1
+    (error,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert "No space left on device; the same command goes on once it can be written" in error
+    assert error.endswith("tokens/train/00000.bin'")
+    monkeypatch.undo()
+    assert _tokenize(texts, out) == 0
 
 
 def test_the_folder_of_another_corpus_is_left_alone(texts, tmp_path, capsys):

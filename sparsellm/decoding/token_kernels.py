@@ -23,7 +23,9 @@ _BLOCKS, _MIN_POSITIONS = 4, 64
 def residual_norm(h_MK: Tensor, y_MK: Tensor | None, weight_K: Tensor, epsilon: float) -> Tensor:
     """See `token_math.residual_norm`."""
     x_MK, (m, k) = torch.empty_like(h_MK), h_MK.shape
-    kernel_for("residual_norm", h_MK).launch(m, h_MK, y_MK, weight_K, k, epsilon, x_MK)
+    kernel_for("residual_norm", h_MK).launch(
+        m, h_MK=h_MK, y_MK=y_MK, weight_K=weight_K, k=k, epsilon=epsilon, x_MK=x_MK
+    )
     return x_MK
 
 
@@ -48,13 +50,22 @@ def linears(x_MK: Tensor, linears: tuple[Linear, ...]) -> Tensor:
     kernel = kernel_for(name, x_MK, fp8=linears[0].quantised is not None)
     grid = kernel.blocks_for(-(-sum(sizes) // 16))
     blocks = _division(grid, sizes)
-    absent: list[Tensor | None] = [None] * (_MAX_MATRICES - len(linears))
-    weights = [linear.stored[0] for linear in linears] + absent
-    scales = [linear.stored[1] for linear in linears] + absent
-    biases = [linear.bias_N for linear in linears] + absent
-    sizes += [0] * len(absent)
+    matrices: dict[str, object] = {}
+    for i in range(_MAX_MATRICES):
+        linear = linears[i] if i < len(linears) else None
+        weight_NK, scale_N = (None, None) if linear is None else linear.stored
+        matrices |= {f"w_{i}": weight_NK, f"scale_{i}": scale_N}
+        matrices |= {f"bias_{i}": None if linear is None else linear.bias_N}
+        matrices |= {f"n_{i}": 0 if linear is None else sizes[i]}
     kernel.launch(
-        sum(blocks), x_MK, *weights, *scales, *biases, m, k, *sizes, blocks[0], blocks[1], y_MN
+        sum(blocks),
+        x_MK=x_MK,
+        m=m,
+        k=k,
+        blocks_0=blocks[0],
+        blocks_1=blocks[1],
+        y_MN=y_MN,
+        **matrices,
     )
     return y_MN
 
@@ -85,9 +96,26 @@ def attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Te
     y_MN = qkv_MN.new_empty(m, heads.num * heads.size)
     kernel.launch(
         m * heads.num * splits,
-        *(qkv_MN, cache.keys_MGPD, cache.values_MGPD, cos_PD, sin_PD),
-        *(at.position_M, at.first_M, at.slot, heads.q_norm_D, heads.k_norm_D),
-        *(heads.epsilon, heads.scaling / math.log(2), heads.num, heads.num_keys, heads.size),
-        *(capacity, heads.window, splits, partial, finished, y_MN),
+        qkv_MN=qkv_MN,
+        keys=cache.keys_MGPD,
+        values=cache.values_MGPD,
+        cos_PD=cos_PD,
+        sin_PD=sin_PD,
+        position_M=at.position_M,
+        first_M=at.first_M,
+        slot_1=at.slot,
+        q_norm_D=heads.q_norm_D,
+        k_norm_D=heads.k_norm_D,
+        epsilon=heads.epsilon,
+        scale=heads.scaling / math.log(2),
+        heads=heads.num,
+        kv_heads=heads.num_keys,
+        head_size=heads.size,
+        capacity=capacity,
+        window=heads.window,
+        splits=splits,
+        partial=partial,
+        finished=finished,
+        y_MN=y_MN,
     )
     return y_MN

@@ -11,6 +11,9 @@ import torch
 
 from ffn.kernels import nvrtc
 from ffn.kernels.test_compile import NEWEST, compile_kernels
+from sparsellm.decoding import token_kernels
+from sparsellm.decoding.kv_cache import LayerCache, Positions
+from sparsellm.decoding.token_math import Heads, Linear
 from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import (
@@ -27,6 +30,7 @@ from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
 from sparsellm.ffn.kernels.launch import kernels_of
 from sparsellm.ffn.types import BLOCK_TOKENS, BackwardInputs, FFNWeights, MatrixGradients, Room
 
+LAUNCHING = ("sparsellm.ffn.kernels.", "sparsellm.decoding.")
 M, K, N = 2048, 64, 1024  # as many tokens and neurons as heavy blocks and long groups need
 
 
@@ -36,7 +40,7 @@ def everywhere(monkeypatch):
 
     def replace(name, value):
         for path, module in list(sys.modules.items()):
-            if path.startswith("sparsellm.ffn.kernels.") and hasattr(module, name):
+            if path.startswith(LAUNCHING) and hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
     return replace
@@ -121,6 +125,20 @@ def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="
     _, _, saved = hybrid.forward(x_MK, w, Room(M // 8, 128), token_M)
     hybrid.backward(given._replace(saved=saved), out, adds=added)
     transpose.transposed(out.down_NK, dtype)
+    _launch_decoding(w, biased=biased, fp8=fp8)
+
+
+def _launch_decoding(w, biased, fp8):
+    """A token of each of some sequences, beside the FFNs."""
+    heads = Heads(num=4, num_keys=2, size=16, scaling=0.25, rotates=biased)
+    cache = LayerCache.empty((3, 2, 128, 16), _matrix(1))
+    at = Positions(torch.arange(3), torch.zeros(3), 9, (_matrix(128, 16), _matrix(128, 16)))
+    token_kernels.attend(_matrix(3, 128), heads, cache, at)
+    for m, num_linears in ((3, 3), (20, 1)):
+        x_MK = _matrix(m, K)
+        token_kernels.residual_norm(x_MK, x_MK if biased else None, _matrix(K), 1e-5)
+        layer = Linear(w.up_NK, _matrix(N) if biased else None, w.quantised if fp8 else None)
+        token_kernels.linears(x_MK, (layer,) * num_linears)
 
 
 @pytest.mark.timeout(900)  # compiles all kernels, if test_compile.py has not

@@ -24,16 +24,16 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from sparsellm.bench.record import Measurement, append, row
-from sparsellm.data.corpus import load_corpora
 from sparsellm.data.held_out import validation_batches
 from sparsellm.data.loader import TokenLoader
+from sparsellm.data.text.corpus import load_corpora
 from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.ffn.kernels.compile import compile_seconds
+from sparsellm.ffn.kernels.compiler.compile import compile_seconds
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.training.objective import build_loss
-from sparsellm.training.optimizer import build_optimizer
+from sparsellm.training.optimization.optimizer import build_optimizer
+from sparsellm.training.optimization.schedule import is_due, learning_rate
 from sparsellm.training.run import build_accelerator
-from sparsellm.training.schedule import is_due, learning_rate
 from sparsellm.training.validation import ValidationSet
 
 BALANCE = 0.01  # weight of the loss that balances experts (Switch Transformer, arXiv 2101.03961)

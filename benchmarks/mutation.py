@@ -76,8 +76,8 @@ GROUPS = {
     ),
     "statistics": Group(
         [
-            "sparsellm/training/statistics.py",
-            "sparsellm/training/counters.py",
+            "sparsellm/training/counting/statistics.py",
+            "sparsellm/training/counting/counters.py",
             "sparsellm/analyze/tally.py",
             "sparsellm/analyze/firing.py",
             "sparsellm/export/drop_dead.py",

@@ -22,7 +22,7 @@ from sparsellm.bench.train_runs import NO_GATE_RATE
 from sparsellm.processes.distributed import largest
 from sparsellm.processes.launched import one_node
 from sparsellm.recipe import load_recipe
-from sparsellm.training.optimizer import build_optimizer
+from sparsellm.training.optimization.optimizer import build_optimizer
 from sparsellm.training.run import Run, build_run, close_run
 
 QUIET = ["validation.every_steps=0", "train.micro_batch_size=1", "ffn.kernels=dense"]

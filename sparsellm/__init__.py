@@ -4,9 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsellm.ffn.accelerate import accelerate, restore
-    from sparsellm.ffn.module import SparseFFN
-    from sparsellm.runs.pretrained import load
+    from sparsellm.ffn.inference_path.accelerate import accelerate, restore
+    from sparsellm.ffn.training_path.module import SparseFFN
+    from sparsellm.runs.huggingface.pretrained import load
     from sparsellm.sparsity.controller import SparsityController
     from sparsellm.sparsity.conversion import replace_ffns
 
@@ -21,12 +21,12 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 _HOMES = {
-    "SparseFFN": "sparsellm.ffn.module",
+    "SparseFFN": "sparsellm.ffn.training_path.module",
     "SparsityController": "sparsellm.sparsity.controller",
-    "accelerate": "sparsellm.ffn.accelerate",
-    "load": "sparsellm.runs.pretrained",
+    "accelerate": "sparsellm.ffn.inference_path.accelerate",
+    "load": "sparsellm.runs.huggingface.pretrained",
     "replace_ffns": "sparsellm.sparsity.conversion",
-    "restore": "sparsellm.ffn.accelerate",
+    "restore": "sparsellm.ffn.inference_path.accelerate",
 }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm -
     from sparsellm.data.tokenizer import Tokenizer
     from sparsellm.ffn.types import FFNStats
     from sparsellm.model import HFModel
-    from sparsellm.runs.pretrained import Pretrained
+    from sparsellm.runs.huggingface.pretrained import Pretrained
 
 DEFAULT_NEW_TOKENS = 128
 HELD_OUT_TOKENS = 64  # of a document that is continued
@@ -61,11 +61,11 @@ def _generate(options: argparse.Namespace) -> None:
     sampling = Sampling(options.temperature, options.top_k, options.seed)
     check_device(options.device)
     with waiting("loading PyTorch and the checkpoint"):
-        from sparsellm.runs.find import find_checkpoint
+        from sparsellm.runs.huggingface.find import find_checkpoint
 
         find_checkpoint(options.source)  # raises before torch is loaded
         from sparsellm.device import default_dtype, pick_device
-        from sparsellm.runs.pretrained import load_pretrained
+        from sparsellm.runs.huggingface.pretrained import load_pretrained
 
         device = pick_device(options.device)
         pretrained = load_pretrained(options.source, device, default_dtype(device))

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel as HFModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import share_weights
-from sparsellm.ffn.training_ops import operators_digest
+from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.ffn.training_path.training_ops import operators_digest
 from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.estimate import count_parameters

@@ -30,7 +30,7 @@ def _prepare_torch() -> None:
     """In a process that runs tests; the one that hands them out would import it for seconds."""
     import torch
 
-    from sparsellm.ffn.training_ops import operators_digest
+    from sparsellm.ffn.training_path.training_ops import operators_digest
 
     torch.set_num_threads(1)  # it would start a thread a core in each of the processes
     # As `prepare_blocks` does, for tests that compile by themselves.
@@ -221,7 +221,7 @@ def set_arguments(overrides: list[str]) -> list[str]:
 
 def save_run(run: Run) -> Path:
     """Writes a checkpoint of a run, and waits until it is published."""
-    from sparsellm.training.run_state import begin_save
+    from sparsellm.training.resume.run_state import begin_save
 
     begin_save(run)
     path = run.saver.wait()

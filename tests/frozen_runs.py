@@ -29,7 +29,7 @@ from sparsellm.cli import main as sparsellm
 from sparsellm.data.loader import TokenLoader
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 
 TIMES = {"tokens_per_second", "seconds", "train_seconds", "compile_seconds", "memory_gib"}
 TIMES |= {"mfu", "mfu_dense"}

@@ -33,7 +33,7 @@ from rank_processes import ranks_of, wait_until_gone
 from sparsellm.processes import launched
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 
 END_SECONDS = 60  # in which all processes must have ended after a kill
 TOLERANCE = 3  # times the difference of two undisturbed runs

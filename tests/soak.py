@@ -27,7 +27,7 @@ from soak_faults import FAULTS, undisturbed
 from soak_run import VALIDATION, Session, last_step
 
 from sparsellm.bench.record import RESULTS, Measurement, append
-from sparsellm.runs.records import METRICS_FILE, read_metrics
+from sparsellm.runs.telemetry.records import METRICS_FILE, read_metrics
 
 
 class Soak:

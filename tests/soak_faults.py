@@ -20,7 +20,7 @@ from pathlib import Path
 from soak_run import TEXTS, Session, last_step
 
 from sparsellm.runs import checkpoint
-from sparsellm.runs.records import METRICS_FILE
+from sparsellm.runs.telemetry.records import METRICS_FILE
 
 Ended = tuple[Session, str]  # and what was wrong
 Fault = Callable[[Path, random.Random], Ended | None]

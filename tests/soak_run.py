@@ -15,7 +15,7 @@ from conftest import ROOT, TINY, process_env, set_arguments
 from rank_processes import ranks_of
 
 from sparsellm.runs import checkpoint
-from sparsellm.runs.records import METRICS_FILE
+from sparsellm.runs.telemetry.records import METRICS_FILE
 
 FAULTY = Path(__file__).parent / "training" / "faulty_rank.py"
 END_SECONDS = 150  # in which all processes must have ended after a fault

@@ -12,22 +12,22 @@ from hypothesis import given, settings, strategies as st
 
 from results import read_records
 from sparsellm.analyze.trace import load_traces
-from sparsellm.data.corpus import load_corpora
-from sparsellm.data.identity import read_about
+from sparsellm.data.text.corpus import load_corpora
+from sparsellm.data.text.identity import read_about
 from sparsellm.evaluate.suite import _rows
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.sections import DataConfig
 from sparsellm.recipe.vocabulary import count_ids, hf_end_of_document
 from sparsellm.report import collect, sweep_runs
-from sparsellm.runs import hf_folder
-from sparsellm.runs.dashboard import read_sent
-from sparsellm.runs.evaluations import read_evaluations
 from sparsellm.runs.files import read_tensors
-from sparsellm.runs.hf_config import check_config, derive_recipe
+from sparsellm.runs.huggingface import hf_folder
+from sparsellm.runs.huggingface.hf_config import check_config, derive_recipe
+from sparsellm.runs.huggingface.pretrained import load_recipe_of
 from sparsellm.runs.lock import ask_to_stop, find
 from sparsellm.runs.manifest import read_manifest
-from sparsellm.runs.pretrained import load_recipe_of
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.dashboard import read_sent
+from sparsellm.runs.telemetry.evaluations import read_evaluations
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.runs.tensor_files import stored_parts
 from sparsellm.sweep.plan import load_plan
 

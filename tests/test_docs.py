@@ -45,7 +45,7 @@ def test_pages_made_from_the_code_say_what_it_says(site):
     commands = (site / "commands.html").read_text(encoding="utf-8")
     assert "--drop-dead-tokens" in commands
     api = (site / "api.html").read_text(encoding="utf-8")
-    assert 'id="sparsellm.ffn.accelerate.accelerate"' in api
+    assert 'id="sparsellm.ffn.inference_path.accelerate.accelerate"' in api
 
 
 def test_nothing_is_fetched_from_other_hosts(site):

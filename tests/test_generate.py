@@ -12,12 +12,12 @@ from conftest import save_run
 from tokenizers import Tokenizer, models, processors
 
 from sparsellm.cli import main
-from sparsellm.data.corpus import load_corpus
 from sparsellm.data.held_out import read_in_order
+from sparsellm.data.text.corpus import load_corpus
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
 from sparsellm.processes.signals import StopRequest
-from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 

@@ -19,7 +19,7 @@ from slurm import NODES, missing, running_slurm
 from sparsellm.model import SparseDecoderLayer
 from sparsellm.processes.launched import train_command
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 
 CONFIGS = sorted((ROOT / "launch").glob("*.yaml"))
 

@@ -41,8 +41,8 @@ def add_analyze_parser(commands: Any) -> None:
 @waiting("analyzing")
 def _analyze(options: argparse.Namespace) -> None:
     from sparsellm.runs.files import write_atomically
-    from sparsellm.runs.find import find_checkpoint
-    from sparsellm.runs.hf_folder import results_place
+    from sparsellm.runs.huggingface.find import find_checkpoint
+    from sparsellm.runs.huggingface.hf_folder import results_place
 
     check_device(options.device)
     path = find_checkpoint(options.source)
@@ -51,7 +51,7 @@ def _analyze(options: argparse.Namespace) -> None:
     from sparsellm.analyze.firing import analyze, held_out_corpus
     from sparsellm.analyze.trace import save_traces
     from sparsellm.device import default_dtype, pick_device
-    from sparsellm.runs.pretrained import load_pretrained
+    from sparsellm.runs.huggingface.pretrained import load_pretrained
 
     device = pick_device(options.device)
     pretrained = load_pretrained(path, device, default_dtype(device))

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel as HFModel
 
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, pattern_trace
-from sparsellm.data.corpus import Corpus, load_corpora, load_corpus
 from sparsellm.data.held_out import validation_batches
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.data.text.corpus import Corpus, load_corpora, load_corpus
 from sparsellm.ffn.reference import activation_function
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.recipe import Recipe
-from sparsellm.runs.pretrained import Pretrained
+from sparsellm.runs.huggingface.pretrained import Pretrained
 
 SHOWN_TOKENS = 32  # with the fewest non-zeros, and as many with the most
 # Rarer tokens are excluded from the extremes: the paper's filter is one in 2¹⁴. The minimum is for

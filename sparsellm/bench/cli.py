@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsellm.arguments import add_model, add_overrides, check_out, positive_int
-from sparsellm.ffn.capacity import SHRUNK_STEPS
+from sparsellm.ffn.training_path.capacity import SHRUNK_STEPS
 from sparsellm.paths import may_have_gpu
 from sparsellm.waiting import waiting
 

@@ -22,7 +22,7 @@ from sparsellm.bench.ffn_cases import DECODE_TOKENS, Layer
 from sparsellm.bench.ffn_run import FFNBench, dense, dense_weights, new_ffn
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side
-from sparsellm.ffn.accelerate import Precision
+from sparsellm.ffn.inference_path.accelerate import Precision
 
 
 def measure(

@@ -32,9 +32,9 @@ from sparsellm.bench.ffn_cases import (
 from sparsellm.bench.patterns import fit_gate
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side, sustained
-from sparsellm.ffn.kernels.gpu_architecture import FORCED
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.kernels.compiler.gpu_architecture import FORCED
 from sparsellm.ffn.token_order import token_order
+from sparsellm.ffn.training_path.module import SparseFFN
 
 # Compares a layer with dense; the keys of its records are given.
 MeasureLayer = Callable[[Layer, dict[str, Any]], list[Measurement]]

@@ -33,8 +33,8 @@ from sparsellm.bench.ffn_cases import Layer
 from sparsellm.bench.ffn_run import FFNBench, dense_weights, new_ffn
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side
-from sparsellm.ffn.capacity import SHRUNK_STEPS
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.training_path.capacity import SHRUNK_STEPS
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS, TokenOrder
 
 L1_COEFFICIENT = 0.1  # ∇y is N(0, 1): large enough for the check to see the L1 term

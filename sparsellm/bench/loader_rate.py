@@ -17,8 +17,8 @@ from functools import partial
 import psutil
 
 from sparsellm.bench.record import Measurement
-from sparsellm.data.corpus import load_corpora
 from sparsellm.data.loader import TokenLoader
+from sparsellm.data.text.corpus import load_corpora
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.paths import usable_cores
 from sparsellm.recipe import Recipe, load_recipe

@@ -23,14 +23,14 @@ from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side
-from sparsellm.ffn.accelerate import accelerate_whole
+from sparsellm.ffn.inference_path.accelerate import accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.sections import RuntimeConfig
-from sparsellm.runs.find import find_checkpoint
 from sparsellm.runs.history import records_of, run_of
-from sparsellm.runs.pretrained import Pretrained, load_pretrained, load_recipe_of
-from sparsellm.runs.records import of_kind
+from sparsellm.runs.huggingface.find import find_checkpoint
+from sparsellm.runs.huggingface.pretrained import Pretrained, load_pretrained, load_recipe_of
+from sparsellm.runs.telemetry.records import of_kind
 
 # Relative norms for the logits. Rounding adds up over layers; a wrong layer differs far more.
 MAX_DIFFERENCE = {"own": 0.1, "fp8": 0.25}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsellm.paths import usable_cores
-from sparsellm.runs.session import commit
+from sparsellm.runs.telemetry.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")
 

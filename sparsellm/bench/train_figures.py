@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Reading, spread
-from sparsellm.ffn.capacity import SHRUNK_STEPS
-from sparsellm.runs.metrics import Line
+from sparsellm.ffn.training_path.capacity import SHRUNK_STEPS
+from sparsellm.runs.telemetry.metrics import Line
 
 MIN_STEADY = 3
 MAX_DRIFT = 0.2  # relative change of non-zeros per token between the halves of the measured part

@@ -28,9 +28,9 @@ from sparsellm.bench.train_figures import MIN_STEADY, Figures, figures, measurem
 from sparsellm.processes.launched import launch_config, train_command, watch
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.find import find_checkpoint
-from sparsellm.runs.pretrained import recipe_for
-from sparsellm.runs.session import commit
+from sparsellm.runs.huggingface.find import find_checkpoint
+from sparsellm.runs.huggingface.pretrained import recipe_for
+from sparsellm.runs.telemetry.session import commit
 
 SINGLE = "single"  # the launch configuration of one GPU
 DENSE = "ffn.kernels=dense"

@@ -182,7 +182,7 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     if options.init_from and options.resume:
         raise ValueError("--init-from starts at step 0 and --resume does not; give one of them")
     if options.init_from:
-        from sparsellm.runs.pretrained import recipe_for
+        from sparsellm.runs.huggingface.pretrained import recipe_for
 
         recipe = recipe_for(
             options.recipe, options.overrides, options.init_from, fresh=options.fresh
@@ -198,7 +198,7 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     start = None
     text: list[str] = []
     if ranks.is_main():
-        from sparsellm.training.early_checks import check_run
+        from sparsellm.training.resume.start_checks import check_run
 
         start, text = check_run(recipe, options.resume, fresh=options.fresh)
     say = _say_what_is_trained(recipe, options, start)
@@ -232,7 +232,7 @@ def _write_sample(run_path: Path, steps: int) -> None:
         with waiting("reading the checkpoint for a sample of text"):
             from sparsellm.device import default_dtype, pick_device
             from sparsellm.generate import generate
-            from sparsellm.runs.pretrained import load_pretrained
+            from sparsellm.runs.huggingface.pretrained import load_pretrained
 
             device = pick_device(None)
             pretrained = load_pretrained(newest, device, default_dtype(device))

@@ -105,7 +105,7 @@ def _complete_key(prefix: str, **_: object) -> list[str]:
 def _list(options: argparse.Namespace) -> None:
     from sparsellm.recipe import bundled_recipes, load_recipe
     from sparsellm.recipe.estimate import count_parameters
-    from sparsellm.runs.metrics import short
+    from sparsellm.runs.telemetry.metrics import short
 
     recipes = {name: load_recipe(name) for name in bundled_recipes()}
     sizes = {name: count_parameters(recipe).total for name, recipe in recipes.items()}

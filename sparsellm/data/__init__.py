@@ -1,6 +1,6 @@
 """From a corpus (``data/*.yaml``) to packed micro-batches of tokens, resumable to the token.
 
-corpus.py and shards.py name the shards; division.py holds out a share of their documents;
+text/: corpus.py and shards.py name the shards; division.py holds out a share of their documents;
 identity.py notices edits of them; readers.py, json_lines.py, separated.py and token_shards.py read
 their documents by blocks (network.py: from any address); blocks.py keeps the latest blocks;
 tokenizer.py encodes text; stream.py orders and packs it for one lane; lanes.py numbers the

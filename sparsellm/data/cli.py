@@ -10,7 +10,7 @@ from sparsellm.arguments import check_out, positive_int
 from sparsellm.paths import usable_cores
 
 if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
-    from sparsellm.data.corpus import Corpus
+    from sparsellm.data.text.corpus import Corpus
 
 
 def add_data_parser(commands: Any) -> None:
@@ -78,7 +78,7 @@ def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _corpus(options: argparse.Namespace) -> Corpus:
-    from sparsellm.data.corpus import single_corpus
+    from sparsellm.data.text.corpus import single_corpus
     from sparsellm.recipe.sections import DataConfig
 
     keys = ("corpus", "files", "validation_files", "text_field", "document_separator")

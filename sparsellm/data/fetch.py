@@ -4,8 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from sparsellm.data.corpus import HubCorpus, corpus_path, load_corpus
-from sparsellm.data.network import has_no_answer, one_line, with_retries
+from sparsellm.data.text.corpus import HubCorpus, corpus_path, load_corpus
+from sparsellm.data.text.network import has_no_answer, one_line, with_retries
 from sparsellm.recipe.strict import load_yaml, validate
 
 _PATIENCE = 8.0  # seconds

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import chain, islice
 
-from sparsellm.data.blocks import documents_in_order
-from sparsellm.data.corpus import Corpus, hub_sources, load_corpora
 from sparsellm.data.held_out import validated
 from sparsellm.data.lanes import ENOUGH_DOCUMENTS
-from sparsellm.data.shards import Shard
+from sparsellm.data.text.blocks import documents_in_order
+from sparsellm.data.text.corpus import Corpus, hub_sources, load_corpora
+from sparsellm.data.text.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.recipe.sections import DataConfig
 

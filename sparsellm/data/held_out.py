@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsellm.data.blocks import documents_in_order
-from sparsellm.data.corpus import Corpus
-from sparsellm.data.shards import Shard, warn_once
 from sparsellm.data.stream import with_eot
-from sparsellm.data.token_shards import check_tokenizer
+from sparsellm.data.text.blocks import documents_in_order
+from sparsellm.data.text.corpus import Corpus
+from sparsellm.data.text.shards import Shard, warn_once
+from sparsellm.data.text.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 if TYPE_CHECKING:  # what the text is gets checked before torch is loaded, which takes seconds

@@ -6,9 +6,9 @@ from itertools import islice
 import numpy as np
 from tqdm import tqdm
 
-from sparsellm.data.blocks import documents_in_order
-from sparsellm.data.corpus import Corpus
 from sparsellm.data.stream import with_eot
+from sparsellm.data.text.blocks import documents_in_order
+from sparsellm.data.text.corpus import Corpus
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 SAMPLE_CHARACTERS = 300

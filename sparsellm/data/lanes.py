@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsellm.data.blocks import BlockCache, documents_in_order
-from sparsellm.data.corpus import Corpus
 from sparsellm.data.stream import Cursor, LaneConfig, name_some, pack
+from sparsellm.data.text.blocks import BlockCache, documents_in_order
+from sparsellm.data.text.corpus import Corpus
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks divide it. More lanes cost memory: each holds a block.

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.data.corpus import Corpus
 from sparsellm.data.lanes import (
     Job,
     LaneState,
@@ -31,7 +30,8 @@ from sparsellm.data.lanes import (
 )
 from sparsellm.data.position import FORMAT, compare, saved_groups
 from sparsellm.data.stream import Cursor
-from sparsellm.data.token_shards import check_tokenizer
+from sparsellm.data.text.corpus import Corpus
+from sparsellm.data.text.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 from sparsellm.data.workers import Worker, start_workers
 

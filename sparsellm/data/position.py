@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sparsellm.data.identity import fingerprint
 from sparsellm.data.lanes import StreamConfig
 from sparsellm.data.stream import MIN_UNITS_PER_LANE
+from sparsellm.data.text.identity import fingerprint
 
 FORMAT = 2
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsellm.data.blocks import MOST_DOCUMENTS, BlockCache, Rows
-from sparsellm.data.shards import Shard
+from sparsellm.data.text.blocks import MOST_DOCUMENTS, BlockCache, Rows
+from sparsellm.data.text.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 # Documents tokenised at a time: few at first, so that the first sequence is soon ready, then more,

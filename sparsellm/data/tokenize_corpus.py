@@ -10,12 +10,12 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
-from sparsellm.data.blocks import MOST_DOCUMENTS, BlockCache
-from sparsellm.data.corpus import Corpus
-from sparsellm.data.identity import identity, read_about
-from sparsellm.data.shards import Shard
 from sparsellm.data.stream import with_eot
-from sparsellm.data.token_shards import TokenWriter, named_errors
+from sparsellm.data.text.blocks import MOST_DOCUMENTS, BlockCache
+from sparsellm.data.text.corpus import Corpus
+from sparsellm.data.text.identity import identity, read_about
+from sparsellm.data.text.shards import Shard
+from sparsellm.data.text.token_shards import TokenWriter, named_errors
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.data.workers import begin_worker, worker_context
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparsellm.data.lanes import Job, Made, make
-from sparsellm.data.token_shards import smallest_kind
+from sparsellm.data.text.token_shards import smallest_kind
 from sparsellm.data.tokenizer import load_tokenizer
 
 # To the whole process group they mean that the main process saves, for which it needs its workers.

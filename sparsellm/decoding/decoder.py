@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from sparsellm.decoding import token_kernels, token_math
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.token_math import Heads, Linear
-from sparsellm.ffn.linears import is_fp8, quantised_weight
-from sparsellm.ffn.replace import is_replaced
+from sparsellm.ffn.inference_path.linears import is_fp8, quantised_weight
+from sparsellm.ffn.inference_path.replace import is_replaced
 from sparsellm.ffn.types import ELEMENTS
 from sparsellm.recipe.families import ARCHITECTURES
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.token_math import Heads, Linear
-from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.types import MAX_DECODE_TOKENS
 
 _NARROW_TOKENS = 8  # `decode_linear`; above it is `decode_linear_wide`

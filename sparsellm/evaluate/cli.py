@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparsellm.evaluate.evaluator import Evaluator
     from sparsellm.evaluate.scores import Scores
     from sparsellm.evaluate.suite import Suite
-    from sparsellm.runs.pretrained import Pretrained
+    from sparsellm.runs.huggingface.pretrained import Pretrained
 
 _USUAL_CONTEXT = 2048  # context length of a model whose configuration has none
 
@@ -80,7 +80,7 @@ def _eval(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     """Raises what needs no PyTorch, before it is loaded."""
     from sparsellm.evaluate.suite import require_lm_eval
-    from sparsellm.runs.find import find_checkpoint
+    from sparsellm.runs.huggingface.find import find_checkpoint
 
     require_lm_eval()
     check_device(options.device)
@@ -98,10 +98,15 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
         from sparsellm.evaluate.evaluator import Evaluator
         from sparsellm.evaluate.scores import table
         from sparsellm.evaluate.suite import load_suite
-        from sparsellm.ffn.accelerate import accelerate_whole
-        from sparsellm.runs.find import find_checkpoint
-        from sparsellm.runs.hf_folder import is_export, is_hugging_face, local_copy, results_place
-        from sparsellm.runs.pretrained import load_pretrained, load_stock
+        from sparsellm.ffn.inference_path.accelerate import accelerate_whole
+        from sparsellm.runs.huggingface.find import find_checkpoint
+        from sparsellm.runs.huggingface.hf_folder import (
+            is_export,
+            is_hugging_face,
+            local_copy,
+            results_place,
+        )
+        from sparsellm.runs.huggingface.pretrained import load_pretrained, load_stock
 
         folder = local_copy(options.checkpoint)  # before the tasks, which take longer
         foreign = is_hugging_face(folder) and not is_export(folder)
@@ -245,8 +250,8 @@ def _save_samples(folder: Path, evaluator: Evaluator) -> Path:
 def _log_to_wandb(loaded: Pretrained, scores: Scores) -> None:
     """Logs to the training run's wandb run, if it has one."""
     from sparsellm.evaluate.scores import to_record
-    from sparsellm.runs.dashboard import WANDB_ID_FILE, start_wandb, wandb_values
     from sparsellm.runs.history import run_of
+    from sparsellm.runs.telemetry.dashboard import WANDB_ID_FILE, start_wandb, wandb_values
 
     if loaded.recipe.logging.wandb == "disabled":
         return

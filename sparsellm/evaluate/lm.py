@@ -12,7 +12,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel as HFModel, PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer
-from sparsellm.runs.hf_tokenizer import stock_tokenizer
+from sparsellm.runs.huggingface.hf_tokenizer import stock_tokenizer
 
 Request = tuple[tuple[str, str], list[int], list[int]]  # (context, continuation), their tokens
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsellm.evaluate.suite import Suite
-from sparsellm.runs.evaluations import Score, stderr_name, task_metrics
-from sparsellm.runs.records import EvaluationRecord
+from sparsellm.runs.telemetry.evaluations import Score, stderr_name, task_metrics
+from sparsellm.runs.telemetry.records import EvaluationRecord
 
 _ACCURACIES = ("acc", "acc_norm")
 _NO_VERSION = ("Yaml", "None", "N/A")

@@ -7,18 +7,18 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from sparsellm import __version__
-from sparsellm.data.corpus import hub_sources
+from sparsellm.data.text.corpus import hub_sources
 from sparsellm.evaluate.suite import load_suite
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport, table
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.estimate import active_parameters, count_parameters
 from sparsellm.runs import checkpoint
-from sparsellm.runs.evaluations import Evaluation, read_evaluations
-from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
-from sparsellm.runs.hf_tokenizer import auto_tokenizer_agrees
 from sparsellm.runs.history import records_of, run_of
-from sparsellm.runs.pretrained import Pretrained
-from sparsellm.runs.records import METRICS_FILE, l1_text, of_kind
+from sparsellm.runs.huggingface.hf_folder import EXPORT_RECIPE_FILE
+from sparsellm.runs.huggingface.hf_tokenizer import auto_tokenizer_agrees
+from sparsellm.runs.huggingface.pretrained import Pretrained
+from sparsellm.runs.telemetry.evaluations import Evaluation, read_evaluations
+from sparsellm.runs.telemetry.records import METRICS_FILE, l1_text, of_kind
 
 CARD_FILE = "README.md"
 

@@ -81,8 +81,8 @@ def _export(options: argparse.Namespace) -> None:
     check_export(options.source, options.folder, options.max_shard_size, options.license)
     from sparsellm.export.drop_dead import DropDead
     from sparsellm.export.save_export import export
-    from sparsellm.runs.hf_tokenizer import auto_tokenizer_agrees
-    from sparsellm.runs.pretrained import load_recipe_of
+    from sparsellm.runs.huggingface.hf_tokenizer import auto_tokenizer_agrees
+    from sparsellm.runs.huggingface.pretrained import load_recipe_of
 
     drop_dead = DropDead(**given) if options.drop_dead else None
     if drop_dead:

@@ -23,9 +23,9 @@ from torch import Tensor
 from sparsellm.analyze.firing import held_out_corpus, held_out_tokens, watch_ffns
 from sparsellm.export.drop_report import DropReport, LayerReport
 from sparsellm.ffn.activations import WITH_EXACT_ZEROS
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.recipe.estimate import count_parameters
-from sparsellm.runs.pretrained import Pretrained
+from sparsellm.runs.huggingface.pretrained import Pretrained
 
 DEFAULT_TOKENS = 1_048_576
 WIDTH_MULTIPLE = 128  # neurons: whole GEMM tiles

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from sparsellm.arguments import check_out
-from sparsellm.runs import hf_folder
-from sparsellm.runs.find import find_checkpoint
+from sparsellm.runs.huggingface import hf_folder
+from sparsellm.runs.huggingface.find import find_checkpoint
 
 _SHARD_SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB)")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")

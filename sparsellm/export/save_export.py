@@ -13,11 +13,12 @@ from sparsellm.export.card import CARD_FILE, model_card
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
 from sparsellm.export.early_checks import check_export, check_import
-from sparsellm.runs import hf_folder, saver, state
+from sparsellm.runs import saver, state
 from sparsellm.runs.checkpoint import RECIPE_FILE, CheckpointError, Snapshot
 from sparsellm.runs.files import fsync, write_atomically
-from sparsellm.runs.hf_tokenizer import write_tokenizer
-from sparsellm.runs.pretrained import Pretrained, load_pretrained
+from sparsellm.runs.huggingface import hf_folder
+from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
+from sparsellm.runs.huggingface.pretrained import Pretrained, load_pretrained
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -1,4 +1,7 @@
-"""The feedforward layer: module, reference ops, operators, dispatch, capacity, kernels.
+"""The feedforward layer, a library that stands alone.
 
-Imports only `architecture` and `paths`, never what trains, stores or measures a model.
+reference.py states every operation in plain torch. training_path/ has the module that trains,
+inference_path/ makes finished models fast, kernels/ compiles and launches cuda/. What both paths
+share is here: types, activations, formats, costs, dispatch between sparse and dense. Imports only
+`paths`, never what trains, stores or measures a model.
 """

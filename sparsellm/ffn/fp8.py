@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.gpu_architecture import described
+from sparsellm.ffn.kernels.compiler.gpu_architecture import described
 from sparsellm.ffn.operators import define
 from sparsellm.ffn.quantised import QuantisedRows, empty_rows, rows_in_e4m3
 

@@ -16,7 +16,7 @@ from sparsellm import __version__
 from sparsellm.paths import usable_cores
 from sparsellm.recipe import Recipe, estimate
 from sparsellm.recipe.sections import DataConfig
-from sparsellm.runs.metrics import short
+from sparsellm.runs.telemetry.metrics import short
 from sparsellm.words import counted
 
 GIB = 2**30

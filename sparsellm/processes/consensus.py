@@ -13,17 +13,18 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 import sparsellm
-from sparsellm.data.corpus import Corpus
-from sparsellm.data.identity import seen_here
+from sparsellm.data.text.corpus import Corpus
+from sparsellm.data.text.identity import seen_here
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.device import device_name
 from sparsellm.processes.distributed import together
 from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.strict import flatten
-from sparsellm.runs import checkpoint, session
+from sparsellm.runs import checkpoint
 from sparsellm.runs.history import start_of
 from sparsellm.runs.lock import Presence, RunLock
+from sparsellm.runs.telemetry import session
 
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _MOST_NAMED = 3  # differences

@@ -12,8 +12,8 @@ import psutil
 
 from sparsellm.paths import bundled
 from sparsellm.runs.lock import lives
-from sparsellm.runs.metrics import Line
-from sparsellm.runs.records import METRICS_FILE, read_metrics
+from sparsellm.runs.telemetry.metrics import Line
+from sparsellm.runs.telemetry.records import METRICS_FILE, read_metrics
 
 POLL_SECONDS = 0.02
 LONGEST_REASON = 300  # characters

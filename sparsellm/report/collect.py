@@ -17,8 +17,8 @@ from sparsellm.analyze.cli import ANALYSIS_FOLDER, STATISTICS_FILE
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.strict import read_model
 from sparsellm.runs import checkpoint
-from sparsellm.runs.evaluations import Evaluation, read_evaluations
-from sparsellm.runs.records import (
+from sparsellm.runs.telemetry.evaluations import Evaluation, read_evaluations
+from sparsellm.runs.telemetry.records import (
     METRICS_FILE,
     nnz_bucket_edges,
     of_kind,

@@ -15,7 +15,7 @@ from sparsellm.report.collect import RunData, Sample, read_runs
 from sparsellm.report.series import chart_specs, run_series
 from sparsellm.report.sweep_runs import SweepData
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.metrics import against_target, mean
+from sparsellm.runs.telemetry.metrics import against_target, mean
 
 REPORT_FILE = "report.html"
 # What a verdict calls odd.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsellm.report.collect import Activity, Records, RunData
-from sparsellm.runs.metrics import LAYER_METRICS, METRICS, LayerMetric
-from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
+from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS, LayerMetric
+from sparsellm.runs.telemetry.records import nnz_bucket_edges, position_bucket_starts
 
 MAX_POINTS = 1000  # of a line; a long run has more records than a screen has columns
 MAX_COLUMNS = 240  # of a heatmap

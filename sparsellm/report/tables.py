@@ -8,8 +8,8 @@ from typing import Any
 from sparsellm.recipe.estimate import active_parameters, count_parameters
 from sparsellm.recipe.strict import flatten
 from sparsellm.report.collect import RunData
-from sparsellm.runs.metrics import duration, mean
-from sparsellm.runs.records import l1_text
+from sparsellm.runs.telemetry.metrics import duration, mean
+from sparsellm.runs.telemetry.records import l1_text
 
 _NOT_COMPARED = ("name", "description", "logging.run_dir")
 

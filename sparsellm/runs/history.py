@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sparsellm.runs import checkpoint
-from sparsellm.runs.dashboard import SENT_FILE, WANDB_ID_FILE
 from sparsellm.runs.manifest import read_manifest
-from sparsellm.runs.records import METRICS_FILE, Parent, read_lines, read_metrics, stays
+from sparsellm.runs.telemetry.dashboard import SENT_FILE, WANDB_ID_FILE
+from sparsellm.runs.telemetry.records import METRICS_FILE, Parent, read_lines, read_metrics, stays
 
 
 def run_of(path: Path) -> Path | None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsellm.ffn.dispatch import Costs, Measured
-from sparsellm.ffn.module import Recorded, SparseFFN
+from sparsellm.ffn.training_path.module import Recorded, SparseFFN
 from sparsellm.sparsity.counts import StepCounts, StepNumbers
 from sparsellm.sparsity.kernel_choice import (
     Group,

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsellm.ffn.activations import RECTIFIED, WITH_KERNELS
-from sparsellm.ffn.discover import (
+from sparsellm.ffn.dispatch import Kernels
+from sparsellm.ffn.inference_path.discover import (
     ForeignFFN,
     Names,
     Projections,
@@ -23,9 +24,13 @@ from sparsellm.ffn.discover import (
     fused_reason,
     names_in,
 )
-from sparsellm.ffn.dispatch import Kernels
-from sparsellm.ffn.formula import evaluating, formula_of, probe_tokens, relative_error
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.inference_path.formula import (
+    evaluating,
+    formula_of,
+    probe_tokens,
+    relative_error,
+)
+from sparsellm.ffn.training_path.module import SparseFFN
 
 # Two orders of the same operations differ by less, in any type.
 _TOLERANCE = 0.02

@@ -18,7 +18,7 @@ Group = dist.ProcessGroup | None  # None: all ranks
 
 def reason_against_kernels(k: int, n: int, device: torch.device) -> str | None:
     """Why a GPU cannot train FFNs of this shape with the sparse kernels; None if it can."""
-    from sparsellm.ffn.kernels.gpu_architecture import unsupported
+    from sparsellm.ffn.kernels.compiler.gpu_architecture import unsupported
 
     if reason := unsupported(device):
         return reason

@@ -17,8 +17,8 @@ from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.strict import StrictModel, flatten, load_yaml, validate
 from sparsellm.runs.files import RECIPE_FILE
-from sparsellm.runs.records import METRICS_FILE, read_metrics
-from sparsellm.training.schedule import measurements_due
+from sparsellm.runs.telemetry.records import METRICS_FILE, read_metrics
+from sparsellm.training.optimization.schedule import measurements_due
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 

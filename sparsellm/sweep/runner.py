@@ -25,7 +25,7 @@ from sparsellm.evaluate.in_training import check_evaluation
 from sparsellm.processes.launched import launch_config
 from sparsellm.recipe import Recipe
 from sparsellm.runs.files import SWEEP_FILE, write_atomically
-from sparsellm.runs.records import of_kind, read_metrics
+from sparsellm.runs.telemetry.records import of_kind, read_metrics
 from sparsellm.sweep.plan import PlannedRun, SweepPlan, is_finished
 from sparsellm.sweep.worker import (
     LOG_FILE,

@@ -71,7 +71,7 @@ def train_one(recipe: Recipe, init_from: Path | None) -> float:
     import torch
 
     from sparsellm.processes.signals import StopRequest
-    from sparsellm.runs.session import begin_run
+    from sparsellm.runs.telemetry.session import begin_run
     from sparsellm.training.loop import train
 
     begun = time.monotonic()

@@ -20,20 +20,20 @@ from sparsellm.processes.peers import Peers
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import Recipe
 from sparsellm.runs.checkpoint import latest
-from sparsellm.runs.dashboard import check_wandb
 from sparsellm.runs.files import RECIPE_FILE, write_atomically
 from sparsellm.runs.history import set_records_aside
 from sparsellm.runs.lock import PRESENCE_FILE, RunLock
-from sparsellm.runs.metrics_log import MetricsLog
-from sparsellm.runs.records import FailureRecord
-from sparsellm.runs.session import this_session
+from sparsellm.runs.telemetry.dashboard import check_wandb
+from sparsellm.runs.telemetry.metrics_log import MetricsLog
+from sparsellm.runs.telemetry.records import FailureRecord
+from sparsellm.runs.telemetry.session import this_session
 from sparsellm.training import rehearsal
 from sparsellm.training.measure import Measurements
 from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.nonfinite import check_finite
+from sparsellm.training.optimization.schedule import is_due, measurements_due, next_may_launch
+from sparsellm.training.resume.run_state import begin_save, first_state
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run
-from sparsellm.training.run_state import begin_save, first_state
-from sparsellm.training.schedule import is_due, measurements_due, next_may_launch
 from sparsellm.training.step import StepTotals, train_step
 from sparsellm.training.teacher import load_teacher
 from sparsellm.waiting import rewrite, waiting

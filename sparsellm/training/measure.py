@@ -14,9 +14,14 @@ from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, 
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs import state
 from sparsellm.runs.files import warn
-from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, read_lines
+from sparsellm.runs.telemetry.records import (
+    METRICS_FILE,
+    FailureRecord,
+    ValidationRecord,
+    read_lines,
+)
+from sparsellm.training.optimization.schedule import measurements_due
 from sparsellm.training.run import Run
-from sparsellm.training.schedule import measurements_due
 from sparsellm.waiting import rewrite
 
 

@@ -7,11 +7,11 @@ import time
 import torch
 
 from sparsellm.device import device_name
-from sparsellm.ffn.kernels.compile import compile_seconds
+from sparsellm.ffn.kernels.compiler.compile import compile_seconds
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
-from sparsellm.runs.metrics import METRICS, duration
-from sparsellm.runs.records import TrainRecord
+from sparsellm.runs.telemetry.metrics import METRICS, duration
+from sparsellm.runs.telemetry.records import TrainRecord
 from sparsellm.training.run import Run
 from sparsellm.training.step import StepTotals
 

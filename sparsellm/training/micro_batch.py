@@ -12,7 +12,7 @@ import psutil
 import torch
 from accelerate import Accelerator
 
-from sparsellm.ffn.capacity import SHRUNK_STEPS
+from sparsellm.ffn.training_path.capacity import SHRUNK_STEPS
 from sparsellm.processes.distributed import largest
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.estimate import estimate_memory

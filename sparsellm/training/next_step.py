@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sparsellm.data.loader import Bookmark, TokenLoader
-from sparsellm.training.counters import Counters, StepReading
+from sparsellm.training.counting.counters import Counters, StepReading
 from sparsellm.training.objective import LossSums
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.processes.distributed import any_rank
 from sparsellm.runs import checkpoint, state
-from sparsellm.training.counters import StepReading
+from sparsellm.training.counting.counters import StepReading
 from sparsellm.training.objective import reshard
 from sparsellm.training.run import Run
 

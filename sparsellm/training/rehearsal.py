@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from sparsellm.data.loader import Bookmark
 from sparsellm.processes.distributed import any_rank
 from sparsellm.training import micro_batch, step
-from sparsellm.training.kernel_policy import each_path
+from sparsellm.training.counting.kernel_policy import each_path
 from sparsellm.training.run import Run, resize
 from sparsellm.words import counted
 

@@ -16,29 +16,29 @@ from accelerate.utils import (
 )
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from sparsellm.data.corpus import Corpus, load_corpora
 from sparsellm.data.held_out import validated, validation_batches
 from sparsellm.data.loader import Bookmark, TokenLoader
+from sparsellm.data.text.corpus import Corpus, load_corpora
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.device import check_fp8
-from sparsellm.ffn.kernels.compile import compile_seconds
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.kernels.compiler.compile import compile_seconds
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
 from sparsellm.processes.consensus import compare_files
 from sparsellm.processes.distributed import RankActivity, together
 from sparsellm.recipe import Recipe
-from sparsellm.runs.metrics_log import MetricsLog
-from sparsellm.runs.records import Parent, Record
 from sparsellm.runs.saver import Saver
+from sparsellm.runs.telemetry.metrics_log import MetricsLog
+from sparsellm.runs.telemetry.records import Parent, Record
 from sparsellm.sparsity.neurons import SparsityStats
 from sparsellm.sparsity.target import TargetController
-from sparsellm.training.counters import CounterLayout, SkippedSteps
-from sparsellm.training.kernel_policy import described_costs, set_up_kernels
+from sparsellm.training.counting.counters import CounterLayout, SkippedSteps
+from sparsellm.training.counting.kernel_policy import described_costs, set_up_kernels
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.next_step import NextStep
 from sparsellm.training.objective import Objective
-from sparsellm.training.optimizer import build_optimizer
+from sparsellm.training.optimization.optimizer import build_optimizer
 from sparsellm.training.teacher import Teacher
 from sparsellm.training.validation import ValidationSet
 

@@ -20,18 +20,23 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.step_shared import Fills
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import Ramp
 from sparsellm.processes.distributed import FailedTogether
 from sparsellm.processes.signals import StopRequest
-from sparsellm.training.counters import Counters, StepReading
+from sparsellm.training.counting.counters import Counters, StepReading
 from sparsellm.training.next_step import MicroBatchReader, StartedStep
 from sparsellm.training.nonfinite import Skip, reason_to_skip
 from sparsellm.training.objective import LossSums, total_loss
-from sparsellm.training.optimizer import reinit_dead_neurons
+from sparsellm.training.optimization.optimizer import reinit_dead_neurons
+from sparsellm.training.optimization.schedule import (
+    is_logged,
+    l1_coefficient,
+    learning_rate,
+    ramp_share,
+)
 from sparsellm.training.run import Run
-from sparsellm.training.schedule import is_logged, l1_coefficient, learning_rate, ramp_share
 
 
 @dataclass(frozen=True)

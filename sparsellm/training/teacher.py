@@ -15,7 +15,7 @@ from sparsellm.model import HFModel, prepare_blocks
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.pretrained import build_pretrained, read_weights
+from sparsellm.runs.huggingface.pretrained import build_pretrained, read_weights
 from sparsellm.runs.state import tensors_digest
 
 

@@ -16,7 +16,7 @@ from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, load_traces, save_traces
 from sparsellm.cli import main
 from sparsellm.processes.signals import StopRequest
-from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 

@@ -23,10 +23,10 @@ from sparsellm.bench.ffn_cases import (
 )
 from sparsellm.bench.patterns import fit_gate
 from sparsellm.bench.record import row
-from sparsellm.ffn.accelerate import Acceleration
-from sparsellm.ffn.capacity import size_for
-from sparsellm.ffn.kernels.gpu_architecture import FORCED
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.inference_path.accelerate import Acceleration
+from sparsellm.ffn.kernels.compiler.gpu_architecture import FORCED
+from sparsellm.ffn.training_path.capacity import size_for
+from sparsellm.ffn.training_path.module import SparseFFN
 
 from .conftest import CPU, GATED, SHAPES, options
 

@@ -23,7 +23,7 @@ from sparsellm.bench.train_figures import Figures, figures, measurements
 from sparsellm.bench.train_runs import DENSE, Setting, check, measure, recipe_of, settings
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.checkpoint import Snapshot
-from sparsellm.runs.find import find_checkpoint
+from sparsellm.runs.huggingface.find import find_checkpoint
 from sparsellm.runs.saver import save
 
 from .conftest import options

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data.blocks import documents_in_order, open_shard
-from sparsellm.data.corpus import KINDS, load_corpora, load_corpus
 from sparsellm.data.lanes import choose_num_lanes
-from sparsellm.data.shards import Shard, document_hash
+from sparsellm.data.text.blocks import documents_in_order, open_shard
+from sparsellm.data.text.corpus import KINDS, load_corpora, load_corpus
+from sparsellm.data.text.shards import Shard, document_hash
 from sparsellm.paths import bundled
 from sparsellm.recipe.sections import DataConfig
 from sparsellm.recipe.strict import load_yaml, validate

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data.blocks import BlockCache, documents_in_order
-from sparsellm.data.corpus import Corpus, load_corpus
-from sparsellm.data.json_lines import BLOCK_BYTES
 from sparsellm.data.loader import TokenLoader
-from sparsellm.data.shards import to_shard
+from sparsellm.data.text.blocks import BlockCache, documents_in_order
+from sparsellm.data.text.corpus import Corpus, load_corpus
+from sparsellm.data.text.json_lines import BLOCK_BYTES
+from sparsellm.data.text.shards import to_shard
 from sparsellm.data.tokenizer import load_tokenizer
 
 

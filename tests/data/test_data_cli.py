@@ -20,15 +20,15 @@ import torch
 
 from sparsellm.cli import main
 from sparsellm.data import tokenize_corpus as tokenize_module
-from sparsellm.data.corpus import load_corpora
 from sparsellm.data.held_out import read_in_order, validation_batches
-from sparsellm.data.identity import fingerprint
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
-from sparsellm.data.token_shards import read_index
+from sparsellm.data.text.corpus import load_corpora
+from sparsellm.data.text.identity import fingerprint
+from sparsellm.data.text.token_shards import read_index
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.recipe.sections import DataConfig
-from sparsellm.runs.hf_tokenizer import build_tokenizer
+from sparsellm.runs.huggingface.hf_tokenizer import build_tokenizer
 
 
 def _texts(shard):

@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from sparsellm.data.blocks import BlockCache
-from sparsellm.data.corpus import Corpus
 from sparsellm.data.lanes import NUM_LANES, Job, LaneState, Picks, StreamConfig, make
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import merge
-from sparsellm.data.shards import to_shard
 from sparsellm.data.stream import Cursor, LaneConfig, documents
+from sparsellm.data.text.blocks import BlockCache
+from sparsellm.data.text.corpus import Corpus
+from sparsellm.data.text.shards import to_shard
 from sparsellm.data.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer("bytes")

@@ -14,18 +14,18 @@ from conftest import ROOT, TINY, process_env, set_arguments
 
 from data.fake_hub import REPO, REVISION, FakeHub
 from sparsellm.cli import main
-from sparsellm.data.blocks import BlockCache
-from sparsellm.data.corpus import load_corpus
-from sparsellm.data.shards import to_shard
 from sparsellm.data.stream import Cursor, LaneConfig, pack
+from sparsellm.data.text.blocks import BlockCache
+from sparsellm.data.text.corpus import load_corpus
+from sparsellm.data.text.shards import to_shard
 from sparsellm.data.tokenizer import load_tokenizer
 
 # In a process of its own: the hub's address is read when its client is imported.
 READ = """
 import json, logging, sys
-from sparsellm.data.corpus import load_corpus
+from sparsellm.data.text.corpus import load_corpus
 from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.data.blocks import BlockCache
+from sparsellm.data.text.blocks import BlockCache
 from sparsellm.data.stream import Cursor, LaneConfig, pack
 logging.basicConfig(level=logging.WARNING)
 corpus = load_corpus(sys.argv[1])

@@ -20,12 +20,12 @@ import pytest
 import torch
 from conftest import process_env
 
-from sparsellm.data import identity
-from sparsellm.data.corpus import load_corpora, load_corpus
 from sparsellm.data.first_look import check_text
 from sparsellm.data.held_out import validated, validation_batches
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
+from sparsellm.data.text import identity
+from sparsellm.data.text.corpus import load_corpora, load_corpus
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.recipe.sections import DataConfig
 from sparsellm.training.objective import IGNORED_TARGET
@@ -330,7 +330,7 @@ def test_text_is_checked_without_torch(tmp_path):
 
 PARENT = """
 import multiprocessing, signal, sys, threading, time
-from sparsellm.data.corpus import load_corpus
+from sparsellm.data.text.corpus import load_corpus
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.tokenizer import load_tokenizer
 

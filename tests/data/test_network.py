@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparsellm.data import network
-from sparsellm.data.network import with_retries
+from sparsellm.data.text import network
+from sparsellm.data.text.network import with_retries
 
 
 class _BusyError(Exception):

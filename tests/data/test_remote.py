@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from data.range_server import RangeServer
-from sparsellm.data import network
-from sparsellm.data.corpus import load_corpus
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
+from sparsellm.data.text import network
+from sparsellm.data.text.corpus import load_corpus
 from sparsellm.data.tokenizer import load_tokenizer
 
 NAMES = ("0.parquet", "1.jsonl.gz", "2.jsonl", "3.txt")

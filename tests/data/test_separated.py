@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparsellm.data import separated
-from sparsellm.data.blocks import documents_in_order, open_shard
-from sparsellm.data.corpus import load_corpora
 from sparsellm.data.first_look import check_text
-from sparsellm.data.separated import SeparatedReader
-from sparsellm.data.shards import Shard
+from sparsellm.data.text import separated
+from sparsellm.data.text.blocks import documents_in_order, open_shard
+from sparsellm.data.text.corpus import load_corpora
+from sparsellm.data.text.separated import SeparatedReader
+from sparsellm.data.text.shards import Shard
 from sparsellm.recipe.sections import DataConfig
 
 EOT = "<|endoftext|>"

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from sparsellm.data.blocks import BlockCache
-from sparsellm.data.shards import to_shard
 from sparsellm.data.stream import Cursor, LaneConfig, documents, pack
+from sparsellm.data.text.blocks import BlockCache
+from sparsellm.data.text.shards import to_shard
 from sparsellm.data.tokenizer import ByteTokenizer
 
 EOT = ByteTokenizer.eot_id

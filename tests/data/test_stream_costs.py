@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data import json_lines
-from sparsellm.data.blocks import BlockCache
-from sparsellm.data.corpus import Corpus
-from sparsellm.data.json_lines import _Lines
 from sparsellm.data.lanes import Job, StreamConfig, make
-from sparsellm.data.readers import TextColumn
-from sparsellm.data.shards import to_shard
+from sparsellm.data.text import json_lines
+from sparsellm.data.text.blocks import BlockCache
+from sparsellm.data.text.corpus import Corpus
+from sparsellm.data.text.json_lines import _Lines
+from sparsellm.data.text.readers import TextColumn
+from sparsellm.data.text.shards import to_shard
 from sparsellm.data.tokenizer import ByteTokenizer
 
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from sparsellm.data.tokenizer import LONGEST_RUN, WHITE_SPACE, cut_long_runs, load_tokenizer
 from sparsellm.recipe.vocabulary import VOCAB_SIZE, vocab_size
-from sparsellm.runs.hf_tokenizer import write_tokenizer
+from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
 
 HOSTILE = [
     "",

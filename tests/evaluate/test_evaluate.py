@@ -38,9 +38,9 @@ from sparsellm.evaluate.suite import (
 from sparsellm.model import build_model, model_config
 from sparsellm.paths import bundled
 from sparsellm.runs import checkpoint, state
-from sparsellm.runs.evaluations import read_evaluations
-from sparsellm.runs.pretrained import load_pretrained
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.huggingface.pretrained import load_pretrained
+from sparsellm.runs.telemetry.evaluations import read_evaluations
+from sparsellm.runs.telemetry.records import read_metrics
 
 SUITE = load_suite()
 NAMES = list(SUITE.tasks)

@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sparsellm import accelerate
 from sparsellm.analyze.firing import held_out_tokens
 from sparsellm.cli import main
-from sparsellm.data.corpus import load_corpus
+from sparsellm.data.text.corpus import load_corpus
 from sparsellm.export.drop_dead import DropDead, choose_kept
 from sparsellm.export.save_export import export
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 

@@ -30,8 +30,8 @@ from sparsellm.recipe import load_recipe
 from sparsellm.recipe.estimate import active_parameters
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import CheckpointError
-from sparsellm.runs.find import find_checkpoint
-from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.runs.huggingface.find import find_checkpoint
+from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.training import loop
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
@@ -720,7 +720,7 @@ def test_weights_of_another_model(exported, tiny, tmp_path, capsys):
 
 
 def test_another_tokenizer(exported, gpt2_cache, tmp_path, capsys):
-    from sparsellm.runs.hf_tokenizer import write_tokenizer
+    from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
 
     write_tokenizer("gpt2", exported, context_length=32)
     line = _error(capsys, "import", exported, tmp_path / "run")

@@ -25,11 +25,11 @@ from transformers import (
 )
 
 import sparsellm
-from sparsellm.ffn import replace
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.inference_ops import sparse_ffn
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.inference_path import replace
 from sparsellm.ffn.token_order import token_order
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import ELEMENTS, FFNWeights
 from sparsellm.model import build_model
 

@@ -27,8 +27,8 @@ from transformers import (
 )
 
 import sparsellm
-from sparsellm.ffn.discover import Formula, Unsupported
-from sparsellm.ffn.formula import own_formulas
+from sparsellm.ffn.inference_path.discover import Formula, Unsupported
+from sparsellm.ffn.inference_path.formula import own_formulas
 from sparsellm.ffn.types import ELEMENTS
 
 K, N = 32, 48

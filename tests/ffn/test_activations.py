@@ -10,8 +10,8 @@ from torch import Tensor
 
 import sparsellm
 from sparsellm.ffn.activations import ACTIVATIONS
-from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import activation_function
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import Format
 
 K, N = 16, 96

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from sparsellm.ffn.capacity import SHRUNK_STEPS, Capacity, size_for
+from sparsellm.ffn.training_path.capacity import SHRUNK_STEPS, Capacity, size_for
 
 WORST = 128 * 5632
 

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsellm
 from sparsellm.ffn.fp8 import quantise_into, quantised_rows
-from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised, scaled_product
 from sparsellm.ffn.shared_linear import SharedLinear
-from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights
 
 M, K, N = 70, 32, 528

@@ -7,8 +7,8 @@ import torch
 from torch.autograd import gradcheck
 
 from sparsellm.ffn.formats import backup_rows_for
-from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights, MatrixGradients, StepShared, TokenOrder
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import (
     SharedLinear,
     share_weights,
     shared_linears,
 )
 from sparsellm.ffn.step_shared import Fills
+from sparsellm.ffn.training_path.module import SparseFFN
 
 K, N, ROUNDS = 16, 24, 3
 

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import share_weights, shared_linears
 from sparsellm.ffn.step_shared import Fills, kernel_weights
 from sparsellm.ffn.token_order import token_order
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import FFNWeights
 
 K, N, TOKENS, ROUNDS = 16, 24, 130, 3

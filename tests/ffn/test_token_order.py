@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.token_order import EARLY_POSITIONS, in_order, token_order
+from sparsellm.ffn.training_path.module import SparseFFN
 
 
 def _ids(batch=3, length=100, vocabulary=50, seed=0):

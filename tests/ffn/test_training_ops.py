@@ -11,10 +11,10 @@ from hypothesis import given, settings, strategies as st
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
-from sparsellm.ffn import training_ops
 from sparsellm.ffn.formats import FORMATS
-from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.training_path import training_ops
+from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights, TokenOrder
 
 

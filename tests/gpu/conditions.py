@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sparsellm.ffn import costs
-from sparsellm.ffn.kernels.gpu_architecture import FORCED, architecture_of, unsupported
+from sparsellm.ffn.kernels.compiler.gpu_architecture import FORCED, architecture_of, unsupported
 
 
 def each(cases: Sequence[Any]) -> Callable[[Callable[..., None]], pytest.MarkDecorator]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gpu.conditions import forced, need_kernels, why_no_kernels
-from sparsellm.ffn.kernels import compile
-from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, GPUArchitecture
+from sparsellm.ffn.kernels.compiler import compile
+from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES, GPUArchitecture
 
 
 @pytest.fixture(params=ARCHITECTURES, ids=lambda architecture: architecture.name)

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
-from sparsellm.ffn.kernels import compile, hybrid, inference, twell, union
-from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES
+from sparsellm.ffn.kernels import hybrid, inference, twell, union
+from sparsellm.ffn.kernels.compiler import compile
+from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES
 from sparsellm.ffn.token_order import token_order
-from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     MAX_DECODE_TOKENS,

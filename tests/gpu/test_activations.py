@@ -16,7 +16,7 @@ from sparsellm.ffn.formats import FORMATS, backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.reference import fatrelu_ffn
-from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import ELEMENTS, BackwardInputs, FFNWeights, MatrixGradients, Room
 
 pytestmark = [

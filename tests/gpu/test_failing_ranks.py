@@ -13,7 +13,7 @@ from processes.test_peers import FAULTY
 from rank_processes import processes_with
 
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import METRICS_FILE
+from sparsellm.runs.telemetry.records import METRICS_FILE
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,12 +9,12 @@ import sparsellm
 from gpu.conditions import each, named, need_kernels, poisoned
 from gpu.union_cases import CASES, FUZZ, dense, inputs_of, poisoned_union
 from sparsellm.ffn.fp8 import quantise_into, quantised_rows
+from sparsellm.ffn.inference_path.linears import put_back, use_fp8
 from sparsellm.ffn.kernels import twell, union
 from sparsellm.ffn.kernels.quantise import quantise_rows
-from sparsellm.ffn.linears import put_back, use_fp8
-from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised
 from sparsellm.ffn.shared_linear import SharedLinear, fp8_weight
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import ELEMENTS
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ from conftest import process_env, set_arguments
 
 from gpu.conditions import need_kernels
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import micro_batch
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ from conftest import TINY
 from gpu.conditions import need_kernels
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training.loop import train
 
 pytestmark = pytest.mark.gpu

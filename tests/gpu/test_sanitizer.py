@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sparsellm.ffn.kernels.compile import sources
+from sparsellm.ffn.kernels.compiler.compile import sources
 
 pytestmark = pytest.mark.gpu
 SANITIZER = shutil.which("compute-sanitizer")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gpu.conditions import poisoned
-from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.step_shared import Fills
 from sparsellm.ffn.token_order import token_order
+from sparsellm.ffn.training_path.module import SparseFFN
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")

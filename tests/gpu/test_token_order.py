@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from gpu.conditions import each, named, need_kernels, poisoned
 from sparsellm.ffn.token_order import in_order, token_order
-from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights, TokenOrder
 
 pytestmark = pytest.mark.gpu

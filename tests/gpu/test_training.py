@@ -25,9 +25,9 @@ from sparsellm.model import build_model, prepare_blocks
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.sections import RuntimeConfig
-from sparsellm.runs.records import read_metrics
-from sparsellm.training import muon
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training.objective import Objective, build_loss, total_loss
+from sparsellm.training.optimization import muon
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gpu.conditions import need_kernels, poisoned
 from sparsellm.ffn.activations import ACTIVATIONS
-from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,8 @@ import pytest
 from conftest import ROOT, save_run, set_arguments
 from warm import ranks
 
-from sparsellm.data import identity
-from sparsellm.data.corpus import load_corpora
+from sparsellm.data.text import identity
+from sparsellm.data.text.corpus import load_corpora
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.processes import consensus
 from sparsellm.processes.consensus import (

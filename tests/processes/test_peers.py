@@ -14,7 +14,7 @@ from warm import launch, launched
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.records import METRICS_FILE
+from sparsellm.runs.telemetry.records import METRICS_FILE
 
 FAULTY = ROOT / "tests" / "training" / "faulty_rank.py"
 

@@ -8,9 +8,9 @@ import pytest
 
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.strict import load_yaml, read_json
-from sparsellm.runs import hf_folder
-from sparsellm.runs.evaluations import read_evaluations
-from sparsellm.runs.records import METRICS_FILE, read_metrics
+from sparsellm.runs.huggingface import hf_folder
+from sparsellm.runs.telemetry.evaluations import read_evaluations
+from sparsellm.runs.telemetry.records import METRICS_FILE, read_metrics
 
 
 @pytest.mark.parametrize(

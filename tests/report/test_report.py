@@ -25,9 +25,9 @@ from sparsellm.report.series import chart_specs, run_series, thin
 from sparsellm.report.tables import difference_table, evaluation_table, summary_table
 from sparsellm.runs import saver
 from sparsellm.runs.checkpoint import Snapshot
-from sparsellm.runs.evaluations import Score, read_evaluations
-from sparsellm.runs.metrics import LAYER_METRICS, METRICS, mean
-from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
+from sparsellm.runs.telemetry.evaluations import Score, read_evaluations
+from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS, mean
+from sparsellm.runs.telemetry.records import nnz_bucket_edges, position_bucket_starts
 
 CHARTS = [
     # Without a GPU and a target.

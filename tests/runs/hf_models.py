@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from sparsellm.runs.hf_tokenizer import write_tokenizer
+from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
 
 SHAPE = {
     "vocab_size": 301,

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from sparsellm.runs import checkpoint, saver, state
 from sparsellm.runs.checkpoint import CheckpointError, Snapshot
 from sparsellm.runs.files import read_tensors, write_atomically
-from sparsellm.runs.find import find_checkpoint
+from sparsellm.runs.huggingface.find import find_checkpoint
 
 
 def _snapshot(step: int, size: int = 8) -> Snapshot:

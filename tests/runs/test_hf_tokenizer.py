@@ -10,7 +10,11 @@ from hypothesis import given, settings, strategies as st
 from transformers import AutoTokenizer
 
 from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.runs.hf_tokenizer import build_tokenizer, check_tokenizer, write_tokenizer
+from sparsellm.runs.huggingface.hf_tokenizer import (
+    build_tokenizer,
+    check_tokenizer,
+    write_tokenizer,
+)
 
 # Runs of every kind of white space, contractions, digits and signs: where GPT-2's split decides.
 SPLITTING = st.text(

@@ -16,7 +16,7 @@ from sparsellm.report.collect import read_runs
 from sparsellm.report.tables import summary_table
 from sparsellm.runs import checkpoint, saver
 from sparsellm.runs.history import set_records_aside, start_of
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 
 
 @pytest.fixture

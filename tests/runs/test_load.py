@@ -9,10 +9,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import sparsellm
 from runs.hf_models import PUBLISHED, change, logits, stock_model, write_model
 from sparsellm.export.save_export import export, import_export
-from sparsellm.ffn import replace
 from sparsellm.ffn.inference_ops import sparse_ffn
-from sparsellm.runs import pretrained as loading
-from sparsellm.runs.hf_tokenizer import write_tokenizer
+from sparsellm.ffn.inference_path import replace
+from sparsellm.runs.huggingface import pretrained as loading
+from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
 
 
 @pytest.fixture

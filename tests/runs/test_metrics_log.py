@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from sparsellm.runs.dashboard import wandb_values
-from sparsellm.runs.metrics import METRICS
-from sparsellm.runs.metrics_log import MetricsLog
-from sparsellm.runs.records import (
+from sparsellm.runs.telemetry.dashboard import wandb_values
+from sparsellm.runs.telemetry.metrics import METRICS
+from sparsellm.runs.telemetry.metrics_log import MetricsLog
+from sparsellm.runs.telemetry.records import (
     EvaluationRecord,
     FailureRecord,
     KernelStats,
@@ -233,7 +233,7 @@ class FakeWandb:
 @pytest.fixture
 def fake_wandb(monkeypatch):
     fake = FakeWandb()
-    monkeypatch.setattr("sparsellm.runs.dashboard.start_wandb", fake.start)
+    monkeypatch.setattr("sparsellm.runs.telemetry.dashboard.start_wandb", fake.start)
     return fake
 
 

@@ -7,9 +7,10 @@ import torch
 from conftest import save_run
 
 from sparsellm.processes.signals import StopRequest
-from sparsellm.runs import checkpoint, pretrained as loading, state
-from sparsellm.runs.find import find_checkpoint
-from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.runs import checkpoint, state
+from sparsellm.runs.huggingface import pretrained as loading
+from sparsellm.runs.huggingface.find import find_checkpoint
+from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 

@@ -9,8 +9,8 @@ from sparsellm.export.save_export import export
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import REMOVED_KEYS, Recipe
 from sparsellm.report.page import write_report
-from sparsellm.runs.find import find_checkpoint
-from sparsellm.runs.pretrained import load_pretrained, read_weights
+from sparsellm.runs.huggingface.find import find_checkpoint
+from sparsellm.runs.huggingface.pretrained import load_pretrained, read_weights
 from sparsellm.training import loop
 
 

@@ -14,7 +14,7 @@ from conftest import set_arguments
 
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.sections import SparsityConfig
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.sparsity.target import GAIN, MAX_ERROR, TargetController
 
 

@@ -19,7 +19,7 @@ from sparsellm.cli import main
 from sparsellm.paths import bundled
 from sparsellm.report.sweep_report import write_sweep_report
 from sparsellm.report.sweep_runs import read_sweep
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.sweep import worker
 from sparsellm.sweep.plan import is_finished, load_plan
 

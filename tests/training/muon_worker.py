@@ -21,8 +21,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from sparsellm.training import muon
-from sparsellm.training.muon import MuonAndAdamW
+from sparsellm.training.optimization import muon
+from sparsellm.training.optimization.muon import MuonAndAdamW
 
 TALL = (33, 16)
 SHAPES = [(5, 40), TALL, (3, 16), TALL, TALL, (7, 7), TALL, TALL]

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.data.corpus import load_corpora
 from sparsellm.data.held_out import validation_batches
 from sparsellm.data.loader import TokenLoader
+from sparsellm.data.text.corpus import load_corpora
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.model import build_model
 from sparsellm.recipe import Recipe

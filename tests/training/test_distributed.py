@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from warm import ranks
 
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 
 WORKER = Path(__file__).with_name("gradient_worker.py")
 

@@ -11,7 +11,7 @@ from conftest import set_arguments
 from sparsellm.cli import main
 from sparsellm.evaluate.lm import SparseLM
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import loop
 
 EVALUATED = "evaluation.every_steps=2"

@@ -13,7 +13,7 @@ from conftest import set_arguments
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts, read_metrics
+from sparsellm.runs.telemetry.records import nnz_bucket_edges, position_bucket_starts, read_metrics
 from training.plain import PlainModel, global_batches, held_out
 
 

@@ -10,7 +10,7 @@ from conftest import set_arguments
 
 from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from training.gradient_worker import accumulated_gradients
 
 FP8 = ["runtime.precision=fp8", "model.hidden_size=32", "model.intermediate_size=96"]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from sparsellm.ffn.dispatch import Costs, Measured
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.model import build_model
-from sparsellm.training.counters import CounterLayout, Counters, SkippedSteps
-from sparsellm.training.kernel_policy import (
+from sparsellm.training.counting.counters import CounterLayout, Counters, SkippedSteps
+from sparsellm.training.counting.kernel_policy import (
     _measure_costs,
     described_costs,
     each_path,
@@ -138,7 +138,8 @@ def test_twell_is_chosen_by_non_zeros_and_counts_tokens_beyond_its_backup(tiny, 
     ffns[1].use_kernels("sparse")
     ffns[1].use_format("twell", ell_width=1)  # every token has more than one non-zero
     for rows, overflows in ((96, 0), (8, 4)):  # of the backup, for 96 tokens; four micro-batches
-        monkeypatch.setattr("sparsellm.ffn.module.backup_rows_for", lambda _, rows=rows: rows)
+        module = "sparsellm.ffn.training_path.module"
+        monkeypatch.setattr(f"{module}.backup_rows_for", lambda _, rows=rows: rows)
         _, _, found = _sums(recipe, model, batches)
         assert found.kernels.sparse == [False, True]
         assert found.kernels.overflows == overflows

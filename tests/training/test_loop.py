@@ -17,9 +17,9 @@ from sparsellm.cli import main
 from sparsellm.processes.distributed import RankActivity
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.metrics import METRICS
-from sparsellm.runs.metrics_log import MetricsLog
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.metrics import METRICS
+from sparsellm.runs.telemetry.metrics_log import MetricsLog
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import loop as train_module
 
 # What a record says of the machine, not of the training.

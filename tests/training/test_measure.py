@@ -10,7 +10,7 @@ from conftest import set_arguments
 from sparsellm.data.loader import TokenLoader
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training.validation import ValidationSet
 
 

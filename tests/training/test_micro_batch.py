@@ -12,7 +12,7 @@ from warm import ranks
 
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.estimate import estimate_memory
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import micro_batch
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch, possible_sizes
 from sparsellm.training.objective import Objective

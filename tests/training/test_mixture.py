@@ -8,7 +8,7 @@ import pytest
 from conftest import set_arguments
 
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 
 
 def _corpus(folder, name, text):

@@ -10,8 +10,8 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.training.next_step import MicroBatchReader
+from sparsellm.training.optimization.schedule import next_may_launch
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.schedule import next_may_launch
 from sparsellm.training.step import train_step
 
 STEPS = 5
@@ -64,7 +64,7 @@ def test_it_changes_no_bit(trained, overrides, kernels):
 def test_kernels_are_chosen_by_every_step_that_was_read(tiny, monkeypatch):
     chosen = []
     monkeypatch.setattr(
-        "sparsellm.ffn.module.SparseFFN.update_kernels",
+        "sparsellm.ffn.training_path.module.SparseFFN.update_kernels",
         lambda ffn, mean_union, mean_nnz: chosen.append((mean_union, mean_nnz)),
     )
     run = build_run(tiny("checkpoint.every_steps=0"))

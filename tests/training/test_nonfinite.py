@@ -13,7 +13,7 @@ from warm import ranks
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import loop, nonfinite, step as step_module
 from sparsellm.training.run import build_run, close_run
 

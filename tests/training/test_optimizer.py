@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from warm import ranks
 
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.model import build_model
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.state import optimizer_tensors
-from sparsellm.training.optimizer import build_optimizer, reinit_dead_neurons
-from sparsellm.training.resumable import check_resumable
+from sparsellm.training.optimization.optimizer import build_optimizer, reinit_dead_neurons
+from sparsellm.training.resume.resumable import check_resumable
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 from training import muon_worker

@@ -14,19 +14,19 @@ from runs.hf_models import stock_model, write_model
 from safetensors.torch import load_file
 from torch import nn
 
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import Ramp
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.estimate import executed_flops_per_token, train_flops_per_token
 from sparsellm.runs import checkpoint
-from sparsellm.runs.pretrained import recipe_for
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.huggingface.pretrained import recipe_for
 from sparsellm.runs.state import tensors_digest
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training.loop import train
 from sparsellm.training.objective import LossSums, distillation_losses, total_loss
+from sparsellm.training.resume.run_state import initialise_run
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.run_state import initialise_run
 from sparsellm.training.step import train_step
 from sparsellm.training.teacher import load_teacher
 

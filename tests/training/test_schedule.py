@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsellm.recipe.sections import OptimizerConfig, SparsityConfig
-from sparsellm.training.schedule import l1_coefficient, learning_rate, rate_changes
+from sparsellm.training.optimization.schedule import l1_coefficient, learning_rate, rate_changes
 
 
 def test_warm_up_then_cosine_to_the_floor():

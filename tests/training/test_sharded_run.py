@@ -12,7 +12,7 @@ from warm import ranks
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 
 
 @pytest.mark.long

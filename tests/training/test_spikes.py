@@ -12,9 +12,9 @@ from warm import ranks
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.metrics import METRICS
-from sparsellm.runs.records import read_metrics
-from sparsellm.training.counters import DECAY, SETTLED_STEPS, SkippedSteps
+from sparsellm.runs.telemetry.metrics import METRICS
+from sparsellm.runs.telemetry.records import read_metrics
+from sparsellm.training.counting.counters import DECAY, SETTLED_STEPS, SkippedSteps
 
 DAMAGED = Path(__file__).with_name("damaged_batch.py")
 BAD_STEP = SETTLED_STEPS + 5

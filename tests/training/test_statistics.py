@@ -11,12 +11,12 @@ import torch
 from conftest import TINY
 from hypothesis import given, settings, strategies as st
 
-from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import KernelStats, nnz_bucket_edges, position_bucket_starts
+from sparsellm.runs.telemetry.records import KernelStats, nnz_bucket_edges, position_bucket_starts
 from sparsellm.sparsity.neurons import SparsityStats
-from sparsellm.training import counters as counters_module
-from sparsellm.training.counters import CounterLayout, Counters, SkippedSteps
+from sparsellm.training.counting import counters as counters_module
+from sparsellm.training.counting.counters import CounterLayout, Counters, SkippedSteps
 from sparsellm.training.objective import LossSums
 
 L, B, T, N = 3, 8, 16, 24  # over 100 tokens: p99 is not the largest

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsellm
-from sparsellm.ffn.kernels.compile import compile_seconds
+from sparsellm.ffn.kernels.compiler.compile import compile_seconds
 from sparsellm.processes.distributed import RankActivity
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe.estimate import train_flops_per_token

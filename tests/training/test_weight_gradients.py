@@ -11,7 +11,7 @@ from conftest import set_arguments
 
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training.run import build_run, close_run
 from training.gradient_worker import accumulated_gradients
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import kernel_for
-from sparsellm.ffn.kernels.gpu_architecture import architecture_of
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.launch import tensor_map
 from sparsellm.ffn.kernels.quantise import quantise_rows
 from sparsellm.ffn.quantised import linear

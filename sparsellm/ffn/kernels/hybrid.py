@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import ROUND_ROWS, Hybrid, empty_hybrid
 from sparsellm.ffn.kernels import twell
-from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.types import (
     CONTROL_WORDS,
     DENSE_ROW_TILE,

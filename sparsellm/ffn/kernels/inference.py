@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.kernels import twell, union
-from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.kernels.launch import Address, Kernel
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, FFNWeights, Format
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.quantised import QuantisedRows, empty_rows
 
 

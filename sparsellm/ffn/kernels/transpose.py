@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
 
 _TAKEN = {
     (torch.bfloat16, torch.bfloat16),

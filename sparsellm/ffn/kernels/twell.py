@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.formats import BACKUP_SHARE, TWELL_WIDTH
-from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.kernels.launch import Address, Kernel
 from sparsellm.ffn.types import CONTROL_WORDS, DENSE_ROW_TILE, TILE_NEURONS, FFNWeights

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.gate import compute_gate
-from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.launch import NO_TENSOR_MAP, Address, tensor_map
 from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
 from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS, Columns, FFNWeights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels import union
-from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.kernels.scratch import Scratch, ScratchLayout
 from sparsellm.ffn.kernels.weight_grad import weight_grads
 from sparsellm.ffn.reference import empty_columns

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.kernels.launch import Address, Kernel
 from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
 from sparsellm.ffn.types import BackwardInputs, Columns, MatrixGradients

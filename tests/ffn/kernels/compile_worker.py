@@ -1,8 +1,8 @@
 """One of several processes of test_compile_cache.py: ``compile_worker.py SOURCES LOG [KIND]``.
 
 Compiles kernels (SOURCES: stems of their files, separated by commas) for Hopper as
-`sparsellm.ffn.kernels.compile.load` does. There is no GPU to load them onto. Each compilation
-appends a line to LOG. ``stall``: it does not end.
+`sparsellm.ffn.kernels.compiler.compile.load` does. There is no GPU to load them onto. Each
+compilation appends a line to LOG. ``stall``: it does not end.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from sparsellm.ffn.kernels import compile, nvrtc
-from sparsellm.ffn.kernels.compile_cache import cache_folder
+from sparsellm.ffn.kernels.compiler import compile, nvrtc
+from sparsellm.ffn.kernels.compiler.compile_cache import cache_folder
 
 
 def main(sources: str, log: str, kind: str = "") -> None:

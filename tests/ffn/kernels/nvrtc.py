@@ -38,7 +38,7 @@ def library(version: str) -> Path | None:
 
 
 class Compiler(NamedTuple):
-    """What `sparsellm.ffn.kernels.nvrtc.NVRTC` says of a library."""
+    """What `sparsellm.ffn.kernels.compiler.nvrtc.NVRTC` says of a library."""
 
     version: str
     build: str
@@ -69,7 +69,7 @@ def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[str, Path
     Raises:
         AssertionError: a source does not compile; the log, or where the compiler crashed.
     """
-    from sparsellm.ffn.kernels.compile_cache import file_name
+    from sparsellm.ffn.kernels.compiler.compile_cache import file_name
 
     build, compiled, missing = compiler(nvrtc).build, {}, []
     for job in jobs:
@@ -91,15 +91,15 @@ def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[str, Path
 
 
 def _describe(nvrtc: str) -> None:
-    from sparsellm.ffn.kernels.nvrtc import NVRTC
+    from sparsellm.ffn.kernels.compiler.nvrtc import NVRTC
 
     found = NVRTC(Path(nvrtc))
     print(json.dumps([found.version, found.build, found.capabilities]))
 
 
 def _compile_here(nvrtc: str) -> None:
-    from sparsellm.ffn.kernels.compile_cache import cached, file_name
-    from sparsellm.ffn.kernels.nvrtc import NVRTC
+    from sparsellm.ffn.kernels.compiler.compile_cache import cached, file_name
+    from sparsellm.ffn.kernels.compiler.nvrtc import NVRTC
 
     used = NVRTC(Path(nvrtc))
     for stem, source, options in json.load(sys.stdin):

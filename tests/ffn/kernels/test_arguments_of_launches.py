@@ -17,7 +17,6 @@ from sparsellm.decoding.token_math import Heads, Linear
 from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import (
-    compile,
     hybrid,
     inference,
     launch,
@@ -26,7 +25,8 @@ from sparsellm.ffn.kernels import (
     transpose,
     union_training,
 )
-from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
+from sparsellm.ffn.kernels.compiler import compile
+from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES, HOPPER
 from sparsellm.ffn.kernels.launch import kernels_of
 from sparsellm.ffn.types import BLOCK_TOKENS, BackwardInputs, FFNWeights, MatrixGradients, Room
 

@@ -15,8 +15,8 @@ from ffn.kernels import nvrtc
 from sparsellm.ffn import token_order, types
 from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.formats import TWELL_WIDTH
-from sparsellm.ffn.kernels import compile
-from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, GPUArchitecture
+from sparsellm.ffn.kernels.compiler import compile
+from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES, GPUArchitecture
 from sparsellm.ffn.kernels.launch import Layout, kernels_of
 from sparsellm.paths import bundled
 
@@ -92,7 +92,7 @@ def library(version: str) -> Path:
 
 
 def job(source: Path, folder: str, target: str, *variant: object, fp8: bool) -> nvrtc.Job:
-    """With the options that `sparsellm.ffn.kernels.compile` passes."""
+    """With the options that `sparsellm.ffn.kernels.compiler.compile` passes."""
     shared_kib = SHARED_KIB[target.replace("compute_", "sm_")]
     options = compile.compile_options(source, folder, target, shared_kib, *variant, fp8=fp8)
     return nvrtc.Job(source.stem, source.read_text(encoding="utf-8"), options)

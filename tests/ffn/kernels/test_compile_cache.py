@@ -14,7 +14,7 @@ from conftest import process_env
 from filelock import FileLock
 from warm import Program
 
-from sparsellm.ffn.kernels import compile, compile_cache
+from sparsellm.ffn.kernels.compiler import compile, compile_cache
 
 pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
 WORKER = Path(__file__).with_name("compile_worker.py")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsellm.ffn.kernels import gpu_architecture
-from sparsellm.ffn.kernels.gpu_architecture import (
+from sparsellm.ffn.kernels.compiler import gpu_architecture
+from sparsellm.ffn.kernels.compiler.gpu_architecture import (
     FORCED,
     architecture_for,
     architecture_of,

@@ -1,0 +1,4 @@
+"""Where text is and how it is read: corpora, their files, formats, held-out documents.
+
+Imports only `recipe`, `paths` and `data.tokenizer`.
+"""

@@ -1,0 +1,205 @@
+"""`sparsellm.accelerate`: the sparse kernels under any Hugging Face model with ReLU or ReLU² FFNs.
+
+`discover` proposes FFNs by their names and says which may be taken over, `formula` finds out what
+they compute, and `replace` swaps their forward for the kernels.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import nn
+
+from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, check_choice
+from sparsellm.ffn.fp8 import unsupported
+from sparsellm.ffn.inference_path import linears
+from sparsellm.ffn.inference_path.discover import (
+    ForeignFFN,
+    Formula,
+    Unsupported,
+    activation_of,
+    check_weights_of,
+    find_ffns,
+    foreign_ffn,
+)
+from sparsellm.ffn.inference_path.formula import formula_of, own_formulas
+from sparsellm.ffn.inference_path.replace import put_back, replace_forward
+from sparsellm.ffn.token_order import PrefillOrder
+from sparsellm.ffn.types import Format
+
+TokenOrder = Literal["auto", "none"]
+Precision = Literal["own", "fp8"]
+
+
+@dataclass
+class Acceleration:
+    """What `accelerate` did, by module name."""
+
+    left_alone: dict[str, str] = field(default_factory=dict)  # name → why
+    dispatches: dict[str, Dispatch] = field(default_factory=dict, repr=False)
+    linears: list[str] = field(default_factory=list, repr=False)  # other layers in FP8
+    prefill: PrefillOrder = field(default_factory=PrefillOrder, repr=False)
+    training: bool = False  # the model was in training mode, where it computes as before
+
+    @property
+    def accelerated(self) -> list[str]:
+        """The names of the FFNs that were accelerated."""
+        return list(self.dispatches)
+
+    def paths(self) -> dict[str, dict[int, Path]]:
+        """The present path of each FFN, by the largest number of tokens that takes it."""
+        return {name: dispatch.paths() for name, dispatch in self.dispatches.items()}
+
+    def reasons(self) -> list[str]:
+        """Why FFNs were not accelerated, one line per reason."""
+        by_reason = defaultdict(list)
+        for name, why in self.left_alone.items():
+            by_reason[why].append(name or "the model itself")
+        return [
+            f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}"
+            for why, names in by_reason.items()
+        ]
+
+    def __str__(self) -> str:
+        waiting = ", which run their own forward until model.eval()" if self.training else ""
+        others = f" and {len(self.linears)} linear layers in FP8" if self.linears else ""
+        lines = [f"{len(self.accelerated)} FFNs accelerated{others}{waiting}"]
+        lines += [f"left alone: {line}" for line in self.reasons()]
+        if not self.accelerated and not self.left_alone:
+            lines.append("nothing in this model looks like an FFN")
+        return "\n".join(lines)
+
+
+def accelerate(
+    model: nn.Module,
+    threshold: float = 0.0,
+    kernels: Kernels = "auto",
+    format: Format = "union",
+    token_order: TokenOrder = "auto",
+    *,
+    precision: Precision = "own",
+) -> Acceleration:
+    """Runs every FFN that the sparse kernels support on them. Changes the model in place.
+
+    Supported are gate/up/down with ReLU, ReLU² (``relu(gate)² * up``), FATReLU (its threshold is
+    read from the module) or dReLU (``relu(gate) * relu(up)``), and up/down with ReLU, ReLU² or
+    FATReLU, with or without biases. Names only propose an FFN. It is accepted if its matrices are
+    plain `nn.Linear` on a GPU, if none of its modules has hooks or a tensor that the formula does
+    not use, and if its own forward returns what the formula returns: on random tokens, in its own
+    type and in fp32.
+
+    This is for inference: an FFN's own forward runs where a gradient is needed and while the module
+    trains. It also runs once anything but the weights' values has changed, such as a module, an
+    activation's threshold or a hook. Parameters and state dict stay as they are; a transposed copy
+    of W_d is kept, which follows the weight: call it again only after a change through ``.data``,
+    of weights that were made in inference mode (they count no changes), or to a compiled model.
+
+    Args:
+        model: from transformers, such as Llama, Qwen3, Arcee, OPT or T5; in bf16 or fp16, on a GPU.
+        threshold: FATReLU's: gates up to it count as zero, in addition to those that the model's
+            own activation sets to zero. 0 changes nothing.
+        kernels: ``auto`` runs a layer dense while measurements say that dense is faster at its
+            present density, so the last bits of a result may differ between calls; ``sparse`` and
+            ``dense`` always use the same path, and their results are deterministic.
+        format: how the sparse kernels store a pattern: ``union``, which is faster if neighbouring
+            tokens share neurons, or the paper's ``twell``. Calls of up to 64 tokens use neither.
+        token_order: ``auto`` lets the sparse kernels sort the tokens of a long prompt or a batch so
+            that neighbours share more neurons, where the model's embedding sees their ids;
+            ``none`` keeps the natural order.
+        precision: ``own`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
+            scale per token and per neuron, in the one product of an FFN that decides which neurons
+            fire, where it runs on the sparse kernels, in the linear layers of attention and in the
+            one that returns the logits. Results then differ from the dense model's by FP8 rounding,
+            a few percent of the output of an FFN or a layer. In calls of up to 64 tokens only the
+            FFN's weights are e4m3. It requires an Ada, Hopper or newer GPU, and keeps these weights
+            in 8 bits too.
+
+    Returns:
+        What was accelerated, and what looks like an FFN but was not, with the reasons.
+
+    Raises:
+        ValueError: no model but a path, say; a negative threshold; an unknown ``kernels``,
+            ``format``, ``token_order`` or ``precision``; a GPU without FP8.
+    """
+    _check_model(model, "accelerate")
+    if not threshold >= 0:
+        raise ValueError(f"threshold {threshold} must not be negative")
+    check_choice("token_order", token_order, TokenOrder)
+    check_choice("precision", precision, Precision)
+    check_choice("kernels", kernels, Kernels)
+    check_choice("format", format, Format)
+    restore(model)
+    done, fp8 = Acceleration(training=model.training), precision == "fp8"
+    for name, module in find_ffns(model):
+        try:
+            foreign = foreign_ffn(module)
+            formula = _accepted(foreign, threshold, fp8=fp8)
+        except Unsupported as reason:
+            done.left_alone[name] = str(reason)
+        else:
+            dispatch = Dispatch(kernels, foreign.ffn.up.weight.is_cuda, format)
+            replace_forward(foreign, formula, dispatch, done.prefill, fp8=fp8)
+            done.dispatches[name] = dispatch
+    if done.accelerated and fp8:
+        for name, linear in linears.find_linears(model):
+            linears.use_fp8(linear)
+            done.linears.append(name)
+    if done.accelerated and token_order == "auto" and format == "union":
+        done.prefill.watch(model)
+    return done
+
+
+def accelerate_whole(
+    model: nn.Module,
+    kernels: Kernels,
+    token_order: TokenOrder = "none",
+    precision: Precision = "own",
+) -> Acceleration:
+    """`accelerate` for callers that need every FFN accelerated.
+
+    Raises:
+        ValueError: some FFN cannot be accelerated; the message says which, and why.
+    """
+    done = accelerate(model, kernels=kernels, token_order=token_order, precision=precision)
+    if done.left_alone or not done.accelerated:
+        restore(model)
+        why = "; ".join(done.reasons()) or "nothing in this model looks like an FFN"
+        raise ValueError(f"kernels {kernels}: {why}")
+    return done
+
+
+def _check_model(model: object, function: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"sparsellm.{function} takes a model (a torch.nn.Module), not {type(model).__name__}: "
+            "sparsellm.load(PATH).model, or transformers' from_pretrained, gives one"
+        )
+
+
+def restore(model: nn.Module) -> None:
+    """Undoes `accelerate`. Does nothing to a model that was not accelerated.
+
+    Raises:
+        ValueError: no model.
+    """
+    _check_model(model, "restore")
+    for module in model.modules():
+        put_back(module)
+        linears.put_back(module)
+
+
+def _accepted(foreign: ForeignFFN, threshold: float, *, fp8: bool) -> Formula:
+    """What the kernels compute in place of a module's forward.
+
+    Raises:
+        Unsupported: they do not support it; the message says why.
+    """
+    activation, up_NK = activation_of(foreign.owner), foreign.ffn.up.weight
+    own_formulas(activation, like=up_NK)
+    check_weights_of(foreign.ffn)
+    formula = formula_of(foreign, activation)
+    if fp8 and (reason := unsupported(up_NK.device)):
+        raise ValueError(f"precision fp8: {reason}; use precision='own'")
+    if fp8 and any(size % 16 for size in up_NK.shape):
+        raise Unsupported(f"its {tuple(up_NK.shape)} weights: FP8 needs multiples of 16")
+    return formula._replace(threshold=max(formula.threshold, threshold))

@@ -1,0 +1,4 @@
+"""The FFN as it trains: the module, the operators with their gradients, the size of active sets.
+
+Imports only other modules of `ffn`.
+"""

@@ -1,0 +1,375 @@
+"""The FFN module: Hugging Face's Llama MLP in names and shapes, plus its sparsity statistics."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sparsellm.ffn.activations import ACTIVATIONS, RECTIFIED, WITH_KERNELS
+from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_choice
+from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
+from sparsellm.ffn.inference_path.discover import Projections
+from sparsellm.ffn.reference import dense_ffn
+from sparsellm.ffn.shared_linear import shared_linears
+from sparsellm.ffn.step_shared import (
+    Fills,
+    add_to_gradient,
+    gradient_memory,
+    kernel_weights,
+    summable,
+    transposed,
+)
+from sparsellm.ffn.training_path.capacity import Capacity
+from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    FFNStats,
+    FFNWeights,
+    Format,
+    MatrixGradients,
+    Ramp,
+    StepShared,
+    TokenOrder,
+)
+
+LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
+# The largest capacity. It is never reached: the columns of a pattern are fewer than 2³¹.
+_UNLIMITED = 2**31
+
+
+class Recorded(NamedTuple):
+    """A forward pass in training."""
+
+    stats: FFNStats
+    dtype: torch.dtype  # in which it computed
+    compiled: bool
+
+
+class SparseFFN(nn.Module):
+    """``down(act(gate(x)) * up(x))``, or without a gate ``down(act(up(x)))``; no biases.
+
+    Its children are named and shaped as those of Hugging Face's `LlamaMLP` (without a gate:
+    `ArceeMLP`), so that a checkpoint of the one loads into the other without conversion.
+
+    It computes in the type of x, or under autocast in autocast's type; the weights' type may be
+    another. On the sparse path it computes with the children's weights, and calls only those of the
+    dense path. To train it in a loop of your own, see `SparsityController`.
+
+    Args:
+        hidden_size: K, features of a token.
+        intermediate_size: N, neurons.
+        activation: ``relu``, ``relu2`` (its square) or ``silu`` (dense only).
+        gated: with a gate (three matrices), or without (two).
+        kernels: see `use_kernels`.
+        linear: makes the linear layers, called as ``linear(in_features, out_features, bias=False)``
+            such as a subclass of `nn.Linear` that the host model uses.
+        names: of the children, in the order gate, up, down, or up, down without a gate. None: those
+            of `LlamaMLP`.
+
+    Raises:
+        ValueError: an unknown activation or kernels; not as many names as matrices.
+    """
+
+    # Under their usual names; `projections` has them under any.
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: str = "relu",
+        gated: bool,
+        kernels: Kernels = "auto",
+        linear: Callable[..., nn.Linear] = nn.Linear,
+        names: tuple[str, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r} must be one of {', '.join(ACTIVATIONS)}")
+        self.use_format("union")
+        self.activation = activation
+        self.gated = gated
+        self.names = names or LLAMA_NAMES[0 if gated else 1 :]
+        if len(self.names) != 2 + gated:
+            order = "gate, up, down" if gated else "up, down"
+            raise ValueError(f"names {self.names}: with gated={gated} these must be {order}")
+        for name in self.names[:-1]:
+            setattr(self, name, linear(hidden_size, intermediate_size, bias=False))
+        setattr(self, self.names[-1], linear(intermediate_size, hidden_size, bias=False))
+        self._capacity: Capacity | None = None
+        # The same for compiled code, which would be compiled again for every new Python number.
+        # In a list: it is none of the module's tensors, which are moved with it.
+        self._columns = [torch.tensor(_UNLIMITED, device="cpu")]
+        # Statistics of the last training pass, with the graph of its L1, for `SparsityController`.
+        self.records = False
+        self.recorded: Recorded | None = None
+        self.step_shared: StepShared | None = None
+        self.ramp: Ramp | None = None
+        self.fp8 = False
+        self.use_kernels(kernels)
+
+    @property
+    def projections(self) -> Projections:
+        """The linear layers, as they are now; hosts may exchange them."""
+        layers: list[Any] = [getattr(self, name) for name in self.names]
+        return Projections(layers[0] if self.gated else None, layers[-2], layers[-1])
+
+    @property
+    def intermediate_size(self) -> int:
+        """N."""
+        return self.projections.up.weight.shape[0]
+
+    @property
+    def pattern_weight(self) -> Tensor:
+        """The (N, K) weight whose activation decides the pattern: the gate's, else up's."""
+        return self._weights().first[0]
+
+    def use_format(self, format: Format, ell_width: int = ELL_WIDTH) -> None:
+        """Sets the format in which the sparse path stores the activation pattern.
+
+        Args:
+            format: see `Format`.
+            ell_width: of the ELL matrix of ``twell``; tokens with more non-zeros are kept dense.
+
+        Raises:
+            ValueError: there is no such format.
+        """
+        check_choice("format", format, Format)
+        self.format: Format = format
+        self.ell_width = ell_width
+
+    def use_fp8(self) -> None:
+        """Computes the product that decides the pattern in FP8 on the sparse path.
+
+        On the dense path the linear layers decide for themselves (`SharedLinear`).
+
+        Raises:
+            ValueError: K or N is not a multiple of 16.
+        """
+        n, k = self.pattern_weight.shape
+        if k % 16 or n % 16:
+            raise ValueError(
+                f"precision fp8: hidden_size {k} and intermediate_size {n} must be multiples of 16"
+            )
+        self.fp8 = True
+
+    def use_kernels(self, kernels: Kernels, costs: Costs | None = None) -> None:
+        """Sets which path computes the FFN, now and in `update_kernels`.
+
+        Args:
+            kernels: ``dense``; ``sparse``: always by `training_ops`; ``auto``: dense until
+                ``costs`` predict that sparse is faster.
+            costs: of a micro-batch's forward and backward pass, in a distributed run the same on
+                all ranks. None: ``auto`` stays dense.
+
+        Raises:
+            ValueError: unknown ``kernels``; ``sparse`` for an activation without sparse kernels.
+        """
+        check_choice("kernels", kernels, Kernels)
+        can_be_sparse = self.activation in RECTIFIED
+        if kernels == "sparse" and not can_be_sparse:
+            raise ValueError(
+                f"kernels: sparse needs activation {WITH_KERNELS}, not {self.activation}"
+            )
+        self.kernels = kernels
+        self.costs = costs if can_be_sparse else None
+        self.path: Path = "sparse" if kernels == "sparse" else "dense"
+
+    def update_kernels(self, mean_union: float, mean_nnz: float) -> None:
+        """Chooses the path of the next step under ``auto``; with hysteresis.
+
+        Both arguments are means over the last step and all ranks, so that all ranks choose alike.
+
+        Args:
+            mean_union: number of neurons that fire for at least one of 64 neighbouring tokens; the
+                cost of the union format is linear in it.
+            mean_nnz: number of neurons that fire for a token; the cost of TwELL is linear in it.
+        """
+        if self.kernels != "auto" or self.costs is None or self.ramp is not None:
+            return
+        fired = mean_union if self.format == "union" else mean_nnz
+        self.path = self.costs.choose(self.path, fired)
+
+    def use_ramp(self, ramp: Ramp | None) -> None:
+        """Mixes activations in training, by dense products, until it is called with None.
+
+        In evaluation mode the FFN computes with its own activation alone.
+        """
+        self.ramp = ramp
+        if ramp is not None:
+            self.path = "dense"
+        elif self.kernels == "sparse":
+            self.path = "sparse"
+
+    def capacity_for(self, num_tokens: int) -> int | None:
+        """The ``capacity`` to pass to `compute` for so many tokens; None for the dense path."""
+        if self.path == "dense":
+            return None
+        if not torch.is_grad_enabled():
+            return 0  # nothing is kept for a backward pass
+        if self.format == "twell":
+            return backup_rows_for(num_tokens)
+        worst = -(-num_tokens // BLOCK_TOKENS) * self.intermediate_size
+        if torch.compiler.is_compiling():
+            # One column below the worst case, for which torch would compile another graph.
+            columns: Any = self._columns[0].clamp(max=worst - 1).item()
+            torch._check(columns >= 0)
+            torch._check(columns < worst)
+            return columns  # type: ignore[no-any-return]
+        if self._capacity is None:
+            self._capacity = Capacity(worst)
+        elif self._capacity.worst != worst:
+            self._capacity = self._capacity.scaled(worst)
+        return self._capacity.columns
+
+    def observe_union(self, largest: int) -> None:
+        """Called after a step with its largest ``union_sum`` on this rank, for `capacity_for`."""
+        if self._capacity is not None:
+            self._capacity.observe(largest)
+            self._columns[0].fill_(self._capacity.columns)
+
+    @torch.no_grad()
+    def begin_step(self, dtype: torch.dtype, accumulate: bool, fills: Fills) -> None:
+        """Called before a step's first micro-batch: prepares what its micro-batches share.
+
+        Weights must not change until `end_step`. On the dense path its `SharedLinear`, if it has
+        any, prepare themselves. Nothing is shared of sharded parameters, of which this rank has
+        only a part.
+
+        Args:
+            dtype: in which the step computes.
+            accumulate: the step has several micro-batches, and their gradients may be added up
+                outside autograd, since nothing else reads them (no shards). `end_accumulation` must
+                follow.
+            fills: of all layers; what is prepared is filled when its ``with`` block ends.
+        """
+        if self.path == "dense":
+            for linear in shared_linears(self):
+                linear.begin_step(dtype, accumulate, fills)
+            return
+        w, sums = self._weights(), None
+        matrices = [matrix for matrix in (w.gate_NK, w.up_NK, w.down_KN) if matrix is not None]
+        if any(isinstance(matrix, DTensor) for matrix in matrices):
+            return
+        weights = kernel_weights(w, dtype, fills, fp8=self.fp8)
+        if accumulate and all(map(summable, matrices)):
+            gate_NK = None if w.gate_NK is None else gradient_memory(w.gate_NK, fills)
+            down_NK = fills.zeros_like(w.down_KN.t(), torch.float32)
+            sums = MatrixGradients(gate_NK, gradient_memory(w.up_NK, fills), down_NK)
+        self.step_shared = StepShared(weights, sums)
+
+    @torch.no_grad()
+    def end_accumulation(self) -> None:
+        """Called before a step's last micro-batch, whose gradients go through autograd.
+
+        DDP's hooks then see the sum of all micro-batches, as they do where nothing is shared.
+        """
+        if self.step_shared is not None and self.step_shared.sums is not None:
+            w, sums = self._weights(), self.step_shared.sums
+            down_KN = transposed(sums.down_NK, torch.float32)
+            totals = zip(w[:3], (sums.gate_NK, sums.up_NK, down_KN), strict=True)
+            for parameter, total in totals:
+                if parameter is not None and total is not None:
+                    add_to_gradient(parameter, total)
+            self.step_shared = self.step_shared._replace(sums=None)
+        for linear in shared_linears(self):
+            linear.end_accumulation()
+
+    def end_step(self) -> None:
+        """Called after a step's last micro-batch."""
+        self.step_shared = None
+        for linear in shared_linears(self):
+            linear.end_step()
+
+    def _weights(self) -> FFNWeights:
+        gate, up, down = self.projections
+        gate_NK = None if gate is None else gate.weight
+        return FFNWeights(gate_NK, up.weight, down.weight, activation=self.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, K) → (…, K), as Hugging Face's MLP."""
+        y, stats = self.forward_with_stats(x)
+        if self.records and self.training and torch.is_grad_enabled() and not _recomputing():
+            self.recorded = Recorded(stats, y.dtype, torch.compiler.is_compiling())
+        return y
+
+    def forward_with_stats(self, x: Tensor) -> tuple[Tensor, FFNStats]:
+        """(…, K) → (…, K) and the statistics over all tokens of ``x``, in order."""
+        return self.compute(x, self.capacity_for(x.numel() // x.shape[-1]))
+
+    @property
+    def wants_order(self) -> bool:
+        """Whether `compute` uses the tokens' order: it is sparse, or may become so.
+
+        TwELL stores each token separately, so the order does not matter to it.
+        """
+        if self.format == "twell":
+            return False
+        return self.path == "sparse" or (self.kernels == "auto" and self.costs is not None)
+
+    def compute(
+        self,
+        x: Tensor,
+        capacity: int | None,
+        order: TokenOrder | None = None,
+        shared: StepShared | None = None,
+    ) -> tuple[Tensor, FFNStats]:
+        """`forward_with_stats` by a given path: dense (``capacity`` None), or sparse.
+
+        The capacity is a number of columns of the union format, or of rows of the dense backup
+        beside TwELL.
+
+        With an ``order`` of the tokens the sparse path computes in that order, and unions are
+        counted over its blocks on both paths; all other results are the same.
+
+        ``capacity`` and ``shared`` (`step_shared` of the sparse path) are arguments because
+        compiled code that read them from the module would be recompiled for every new value.
+        """
+        x_MK = x.reshape(-1, x.shape[-1])
+        if capacity is None:
+            gate, up, down = self.projections
+            products = (
+                gate and partial(_linear, gate),
+                partial(_linear, up),
+                partial(_linear, down),
+            )
+            token_M = None if order is None else order.token_M
+            ramp = self.ramp if self.training else None
+            y_MK, stats = dense_ffn(x_MK, *products, self.activation, token_M, ramp)
+        else:
+            w, kept = self._weights(), (self.format, self.ell_width)
+            y_MK, stats = sparse_ffn_training(x_MK, w, capacity, order, shared, *kept, fp8=self.fp8)
+        return y_MK.reshape(x.shape), stats
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation}, gated={self.gated}, kernels={self.kernels}"
+
+
+def _linear(linear: nn.Linear, x_MK: Tensor) -> Tensor:
+    """A linear layer's output; a plain `nn.Linear` casts its weight to the type of x."""
+    weight = linear.weight
+    if (
+        type(linear) is nn.Linear
+        and weight.dtype != x_MK.dtype
+        and not torch.is_autocast_enabled(x_MK.device.type)
+    ):
+        return F.linear(x_MK, weight.to(x_MK.dtype))
+    output: Tensor = linear(x_MK)
+    return output
+
+
+def _recomputing() -> bool:
+    """Whether a backward pass is under way: activation checkpointing runs the forward again.
+
+    In a compiled graph torch decides what is recomputed, and repeats no side effect.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks

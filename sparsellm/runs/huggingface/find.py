@@ -1,0 +1,28 @@
+"""Which checkpoint or folder of Hugging Face's a path means. Imports no torch."""
+
+from pathlib import Path
+
+from sparsellm.runs import checkpoint
+from sparsellm.runs.huggingface import hf_folder
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a path refers to.
+
+    ``owner/name`` that does not exist locally is a model on the hub, which is downloaded. Otherwise
+    it is the path itself if it is a checkpoint or a folder of Hugging Face's, or the latest
+    checkpoint of a run or `checkpoints` folder.
+
+    Raises:
+        FileNotFoundError: there is none; the message says what was looked for.
+    """
+    path = hf_folder.local_copy(path)
+    if checkpoint.is_checkpoint(path) or hf_folder.is_hugging_face(path):
+        return path
+    for candidate in (path, path / "checkpoints"):
+        if candidate.is_dir() and (newest := checkpoint.latest(candidate)):
+            return newest
+    raise FileNotFoundError(
+        f"{path} is not a checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), a "
+        "run folder with checkpoints/ or a Hugging Face folder; give one such as runs/debug"
+    )

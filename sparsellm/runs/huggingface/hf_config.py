@@ -1,0 +1,185 @@
+"""A ``config.json`` of Hugging Face's: read, compared with a recipe, and made into one."""
+
+import re
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import transformers
+
+from sparsellm.ffn.activations import ACTIVATIONS
+from sparsellm.model import model_config
+from sparsellm.paths import hub_id
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe.families import ARCHITECTURES, PUBLISHED
+from sparsellm.recipe.sections import HuggingFaceFields
+from sparsellm.recipe.strict import read_json
+from sparsellm.recipe.vocabulary import HF_PREFIX
+from sparsellm.runs.huggingface.hf_folder import CONFIG_FILE, REMEDY, is_published
+
+# What a recipe that is made from a configuration has besides the model.
+_BASE = "0.5b"
+_CONTEXT = 2048  # tokens: no longer are the sequences to train on and to analyze
+# Keys of `model` that are Hugging Face's too.
+_SAME_NAME = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "rms_norm_eps", "initializer_range", "tie_word_embeddings"),
+)
+# Fields of a configuration on which the logits do not depend, or only by way of others.
+_NO_FUNCTION = {
+    "bos_token_id",
+    "eos_token_id",
+    "initializer_range",
+    "max_position_embeddings",
+    "max_window_layers",  # layer_types
+    "no_rope_layer_interval",  # no_rope_layers
+    "pad_token_id",
+    "pretraining_tp",
+    "use_cache",
+}
+
+
+def read_config(path: Path) -> transformers.PretrainedConfig:
+    """The configuration of a folder, as stock transformers has it; no code of the folder runs.
+
+    Raises:
+        ValueError: it is damaged, is of a model unknown to transformers, or has quantised
+            weights.
+    """
+    file, published = path / CONFIG_FILE, is_published(path)
+    try:
+        if published:
+            found = _published(read_json(file, REMEDY))
+        else:
+            found = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        found.to_dict()
+    except Exception as error:  # transformers raises many kinds
+        reason = shorten(str(error), 200)  # transformers writes paragraphs
+        raise ValueError(f"{file} cannot be read ({reason}); {REMEDY}") from error
+    if getattr(found, "quantization_config", None) is not None:
+        raise ValueError(
+            f"{file} has a quantization_config, and quantised weights are not read; save the model "
+            "in float32 or bfloat16"
+        )
+    return found
+
+
+def _published(content: dict[str, Any]) -> transformers.PretrainedConfig:
+    """One of the paper's checkpoints: a stock block whose FFN is ReLU, whatever the file says.
+
+    Where it says nothing, embeddings are tied and RoPE's base is 100,000, as in the paper's models.
+    """
+    gated, plain = PUBLISHED[content["model_type"]]
+    family = gated if content.get("sparsity_gated_mlp", True) else plain
+    if family is None:
+        raise ValueError(f"sparsity_gated_mlp: false has no stock model with {gated}'s attention")
+    own = {"model_type", "auto_map", "architectures", "intermediate_size", "hidden_act"}
+    fields = {
+        name: value
+        for name, value in content.items()
+        if name not in own and not name.startswith("sparsity_")
+    }
+    width = content.get("sparsity_new_intermediate_size") or content["intermediate_size"]
+    usual = {"tie_word_embeddings": True, "rope_theta": 100_000.0}
+    config_class = getattr(transformers, ARCHITECTURES[family].config_class)
+    found: transformers.PretrainedConfig = config_class.from_dict(
+        {**usual, **fields, "intermediate_size": width, "hidden_act": "relu"}
+    )
+    return found
+
+
+def check_config(
+    path: Path, recipe: Recipe, remedy: str = "give the recipe that the weights were trained with"
+) -> None:
+    """Compares ``config.json`` with the recipe's model.
+
+    Raises:
+        ValueError: it is damaged, or a value that changes the model's function differs.
+    """
+    found = _function_of(read_config(path))
+    for key, wants in _function_of(model_config(recipe, eos_token_id=0)).items():
+        if (has := found.get(key)) != wants:
+            raise ValueError(
+                f"{path / CONFIG_FILE}: {key} is {has!r} and the recipe's model has {wants!r}; "
+                f"{remedy}"
+            )
+
+
+def _function_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
+    """The fields that decide what function the weights compute."""
+    values = config.to_dict()
+    common = transformers.PretrainedConfig().to_dict().keys() - {"model_type"}
+    heads = max(1, values.get("num_attention_heads", 1))
+    width = values.get("head_dim") or values.get("hidden_size", 0) // heads
+    return {
+        "model_type": config.model_type,
+        **{k: v for k, v in values.items() if k not in _NO_FUNCTION | common},
+        "head_dim": width,
+    }
+
+
+def derive_recipe(path: Path, given: Path) -> Recipe:
+    """A recipe of the model in a folder, its tokenizer included; the rest is that of `_BASE`.
+
+    Args:
+        path: the folder.
+        given: how it was named: a folder, or a model of the hub.
+
+    Raises:
+        ValueError: it is damaged, of a family that is not supported, or has a field that a recipe
+            cannot hold; the message names it.
+    """
+    file = path / CONFIG_FILE
+    kind = read_json(file, REMEDY).get("model_type")
+    if kind not in [*ARCHITECTURES, *PUBLISHED]:
+        raise ValueError(
+            f"{file}: model_type {kind!r} is not supported; valid are "
+            + ", ".join([*ARCHITECTURES, *PUBLISHED])
+        )
+    config = read_config(path)
+    architecture = ARCHITECTURES[config.model_type]
+    values = config.to_dict()
+    if values["hidden_act"] not in ACTIVATIONS:
+        raise ValueError(
+            f"{file}: hidden_act {values['hidden_act']!r} is not supported; valid "
+            f"are {', '.join(ACTIVATIONS)}"
+        )
+    rope = dict(values["rope_parameters"])
+    model = {
+        "family": architecture.name,
+        "rope_theta": rope.pop("rope_theta"),
+        "vocab_size": values["vocab_size"],
+        **{key: values[key] for key in _SAME_NAME},
+    }
+    context = min(
+        _CONTEXT, values["max_position_embeddings"], values.get("sliding_window") or _CONTEXT
+    )
+    name = hub_id(given)
+    tokenizer = f"{HF_PREFIX}{path.resolve() if name is None else name}"
+    instead: dict[str, dict[str, Any]] = {
+        "model": {**model, "context_length": context},
+        "ffn": {"activation": values["hidden_act"], "gated": architecture.gated},
+        "sparsity": {"target_nnz": None, "l1_coefficient": 0.0},
+        "data": {"tokenizer": tokenizer},
+        "train": {"global_batch_tokens": 512 * context},
+    }
+    own = re.sub(r"[^A-Za-z0-9._-]+", "-", given.name.partition("@")[0]).lstrip("._-") or "model"
+    overrides = [f"name='{own}'", f"description='{own}, from its config.json'"]
+    try:
+        plain = load_recipe(_BASE, overrides, instead)
+        usual = model_config(plain, eos_token_id=0).to_dict()
+        further = {
+            key: values[key]
+            for key in HuggingFaceFields.__annotations__
+            if key in values and values[key] != usual.get(key)
+        }
+        further["max_position_embeddings"] = values["max_position_embeddings"]
+        if "rope_parameters" in further:
+            further["rope_parameters"] = rope
+        instead["model"]["huggingface"] = further
+        recipe = load_recipe(_BASE, overrides, instead)
+        model_config(recipe, eos_token_id=0)  # refuses what transformers does not know
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be made into a recipe: {error}") from error
+    check_config(path, recipe, "that value cannot be carried by a recipe")
+    return recipe

@@ -1,0 +1,284 @@
+"""A model for use, trained here or not: `sparsellm.load`, generation, analysis and export."""
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel as HFModel,
+    PreTrainedTokenizerBase as HFTokenizer,
+)
+
+from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
+from sparsellm.device import pick_device, pick_dtype, place
+from sparsellm.ffn.inference_path.accelerate import accelerate as put_kernels_under
+from sparsellm.model import build_zero_model
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe.vocabulary import HF_PREFIX, TOKENIZER_FILE
+from sparsellm.runs import checkpoint, state
+from sparsellm.runs.huggingface import hf_folder
+from sparsellm.runs.huggingface.find import find_checkpoint
+from sparsellm.runs.huggingface.hf_config import check_config, derive_recipe, read_config
+from sparsellm.runs.huggingface.hf_tokenizer import check_tokenizer, stock_tokenizer
+from sparsellm.runs.manifest import verify
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model in evaluation mode with what belongs to it."""
+
+    path: Path  # the checkpoint, or Hugging Face folder, that was read
+    recipe: Recipe
+    model: HFModel
+    tokenizer: Tokenizer
+    trainer: dict[str, Any]  # step, tokens, world_size and versions of the run
+    stored: str  # type or types that the weights had where they were read, such as "bfloat16"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights for ``train --init-from``, on the CPU and in their stored type."""
+
+    path: Path
+    recipe: Recipe  # that they were trained with
+    tensors: dict[str, Tensor]
+    trainer: dict[str, Any]
+
+
+def load_pretrained(
+    path: Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    recipe: str | None = None,
+) -> Pretrained:
+    """Builds the model of a checkpoint or Hugging Face folder and loads its weights.
+
+    Args:
+        path: see `find_checkpoint`.
+        device: where the model goes.
+        dtype: of its weights.
+        recipe: of a Hugging Face folder, a bundled name or file; default is the one in the folder,
+            else one from config.json.
+
+    Raises:
+        FileNotFoundError: no checkpoint there, or a file of it is missing.
+        ValueError: a file is damaged; recipe, configuration, weights and tokenizer differ; or a
+            Hugging Face folder is of another family than ours.
+    """
+    return build_pretrained(read_weights(path, recipe), device, dtype, recipe_given=bool(recipe))
+
+
+def build_pretrained(
+    weights: Weights, device: torch.device | str, dtype: torch.dtype, *, recipe_given: bool = False
+) -> Pretrained:
+    """As `load_pretrained`, from weights that were read; ``recipe_given``: their reader gave one.
+
+    Raises:
+        ValueError: recipe, configuration, weights and tokenizer differ.
+    """
+    remedy = "give the recipe that it was trained with"
+    tokenizer, source = load_tokenizer(weights.recipe.data.tokenizer), str(weights.path)
+    if hf_folder.is_hugging_face(weights.path):
+        check_tokenizer(weights.path, tokenizer)
+        remedy = remedy if recipe_given else hf_folder.REMEDY
+    else:
+        source = str(weights.path / checkpoint.MODEL_FILE)
+    model = build_zero_model(weights.recipe, tokenizer.eot_id)
+    # Ends at the end of a document, and gives no id that only pads the embedding.
+    padding = list(range(tokenizer.vocab_size, weights.recipe.padded_vocab_size))
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.eot_id,
+        eos_token_id=tokenizer.eot_id,
+        pad_token_id=tokenizer.eot_id,
+        suppress_tokens=padding or None,
+    )
+    state.restore_model(model, weights.tensors, source, remedy)
+    model = place(model, device, dtype)
+    types = sorted({str(tensor.dtype) for tensor in weights.tensors.values()})
+    stored = ", ".join(types).replace("torch.", "")
+    return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer, stored)
+
+
+def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = None) -> Recipe:
+    """The recipe of a checkpoint or Hugging Face folder, without its weights.
+
+    The tokenizer of an export is that of the folder.
+
+    Args:
+        path: as `find_checkpoint` gives it.
+        given: how it was named, such as a model of the hub.
+        recipe: of a Hugging Face folder, see `load_pretrained`.
+
+    Raises:
+        FileNotFoundError, ValueError: it is missing or damaged, or see `derive_recipe`.
+    """
+    if not hf_folder.is_hugging_face(path):
+        return load_recipe(str(path / checkpoint.RECIPE_FILE))
+    if recipe is None and not hf_folder.is_export(path):
+        return derive_recipe(path, given or path)
+    loaded = load_recipe(recipe or str(path / hf_folder.EXPORT_RECIPE_FILE))
+    check_config(path, loaded)
+    if loaded.data.tokenizer.startswith(HF_PREFIX) and (path / TOKENIZER_FILE).is_file():
+        data = loaded.data.model_copy(update={"tokenizer": f"{HF_PREFIX}{path.resolve()}"})
+        loaded = loaded.model_copy(update={"data": data})
+    return loaded
+
+
+def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = False) -> Recipe:
+    """A recipe with the model and the tokenizer of the weights that it begins with.
+
+    All else is the recipe's own, the context length and the activation among it. Overrides come
+    last. A run that has a checkpoint resumes from it, unless ``fresh``, and no longer needs the
+    weights: if they are gone, the model is that of the checkpoint.
+
+    Raises:
+        FileNotFoundError, ValueError: there are no such weights, or see `load_recipe`.
+    """
+    try:
+        weights = checkpoint.read_newest(
+            lambda: find_checkpoint(source), lambda found: load_recipe_of(found, source)
+        )
+    except FileNotFoundError:
+        # Without the weights' model other overrides may contradict the recipe.
+        where = ("name", "logging.run_dir")
+        place = [own for own in overrides if own.partition("=")[0].strip() in where]
+        own_checkpoint = checkpoint.latest(load_recipe(name, place).run_path / "checkpoints")
+        if fresh or own_checkpoint is None:
+            raise
+        weights = load_recipe_of(own_checkpoint)
+    model = weights.model.model_dump(mode="json", exclude={"context_length"})
+    instead = {
+        "model": model,
+        "ffn": {"gated": weights.ffn.gated},
+        "data": {"tokenizer": weights.data.tokenizer},
+    }
+    return load_recipe(name, overrides, instead)
+
+
+def read_weights(path: Path, recipe: str | None = None) -> Weights:
+    """The weights of a checkpoint, run or Hugging Face folder, without a model around them.
+
+    Of a run that trains meanwhile it is the newest checkpoint that can be read before it is pruned.
+    ``recipe``: see `load_pretrained`.
+
+    Raises:
+        FileNotFoundError: no checkpoint there, or a file of it is missing.
+        ValueError: a file is truncated.
+    """
+
+    def read(found: Path) -> Weights:
+        if hf_folder.is_hugging_face(found):
+            loaded = load_recipe_of(found, path, recipe)
+            tensors = hf_folder.model_weights(found, loaded)
+            return Weights(found, loaded, tensors, hf_folder.read_trainer(found))
+        verify(found, [checkpoint.RECIPE_FILE])
+        trainer = checkpoint.read_trainer(found)
+        loaded = load_recipe_of(found)
+        return Weights(found, loaded, checkpoint.read_kind(found, checkpoint.MODEL), trainer)
+
+    return checkpoint.read_newest(lambda: find_checkpoint(path), read)
+
+
+class Loaded(NamedTuple):
+    """A model in evaluation mode, and its tokenizer."""
+
+    model: HFModel
+    tokenizer: HFTokenizer
+
+
+def load(
+    path_or_id: str | PathLike[str],
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    *,
+    accelerate: bool = True,
+) -> Loaded:
+    """A model and its tokenizer, as transformers' own classes, ready for ``generate``.
+
+    Weights that sparsellm trained or exported, and the paper's published checkpoints, are read as
+    `sparsellm generate` reads them; any other folder as stock transformers does. Code that lies in
+    a folder is never run.
+
+    Args:
+        path_or_id: a run, a checkpoint, an exported folder, a folder of Hugging Face's, or a model
+            of the hub (``owner/name``, ``owner/name@revision``).
+        device: such as ``cuda:1``; default is a GPU if there is one.
+        dtype: of the weights, such as ``torch.bfloat16`` or ``bf16``; default is bf16 on a GPU and
+            fp32 on a CPU.
+        accelerate: on a GPU, put the sparse kernels under the FFNs that they support, with the
+            defaults of `sparsellm.accelerate`. Each layer runs dense where that is faster, and
+            models without ReLU or ReLU² stay as they are.
+
+    Returns:
+        ``(model, tokenizer)``.
+
+    Raises:
+        FileNotFoundError: there is no such model; the message says what was looked for.
+        ValueError: it is damaged or cannot be read; no such device or type.
+    """
+    path = Path(path_or_id)
+    on = pick_device(None if device is None else str(device))
+    dtype = pick_dtype(dtype, on)
+    found = find_checkpoint(path)
+    if hf_folder.is_hugging_face(found) and not hf_folder.is_export(found):
+        loaded = load_stock(str(path), found, on, dtype)
+    else:
+        ours = load_pretrained(path, on, dtype)
+        most = ours.recipe.model.max_position_embeddings
+        loaded = Loaded(ours.model, stock_tokenizer(ours.recipe.data.tokenizer, most))
+    if accelerate and on.type == "cuda":
+        put_kernels_under(loaded.model)
+    return loaded
+
+
+def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
+    """A Hugging Face folder by transformers alone; those of the paper by their fields.
+
+    Raises:
+        ValueError: it cannot be loaded; the message has the ``name`` that the user gave, and why.
+    """
+    if hf_folder.is_published(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=read_config(folder))
+        return Loaded(load_pretrained(folder, device, dtype).model, tokenizer)
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds
+        raise ValueError(f"{name}: transformers cannot load it: {_reason(error)}") from error
+    # transformers would leave these random, and only warn.
+    for tensor, *shapes in sorted(found["mismatched_keys"]):
+        has, wants = map(tuple, shapes)
+        raise ValueError(
+            f"{name}: {tensor} has shape {has}, config.json asks for {wants}; {hf_folder.REMEDY}"
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"{name}: the weights lack {len(missing)} tensors of the model in config.json, such as "
+            f"{missing[0]}; {hf_folder.REMEDY}"
+        )
+    return Loaded(model.to(device).eval(), tokenizer)
+
+
+def _reason(error: Exception) -> str:
+    """Why transformers cannot load a folder, and the remedy."""
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs code that lies in its folder, which sparsellm never runs; load it with "
+            "transformers, and call sparsellm.accelerate on the model"
+        )
+    # Of a missing key the text is the key alone.
+    kind = f"{type(error).__name__} " if isinstance(error, KeyError) else ""
+    return f"{kind}{shorten(str(error), 200)}; {hf_folder.REMEDY}"

@@ -1,0 +1,126 @@
+"""Where a run's numbers go: a local JSONL, and the same numbers to wandb.
+
+``<run>/metrics.jsonl`` holds one object per line, see `records`.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from sparsellm.recipe import Recipe
+from sparsellm.runs.files import warn, write_atomically
+from sparsellm.runs.telemetry.dashboard import Dashboard
+from sparsellm.runs.telemetry.records import (
+    METRICS_FILE,
+    Record,
+    Session,
+    SessionEndRecord,
+    SessionRecord,
+    read_lines,
+    stays,
+)
+
+
+class MetricsLog:
+    """Writes the records of a run; only the main rank has one.
+
+    Args:
+        recipe: of the run, whose folder gets the files.
+        resume_step: records after this step are dropped: they will be computed again.
+        session: describes this process; it is the first record written.
+    """
+
+    def __init__(self, recipe: Recipe, resume_step: int, session: SessionRecord) -> None:
+        self._path = path = recipe.run_path / METRICS_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = read_lines(path)
+        killed = _end_of_killed(path, [record for _, record in written])
+        kept = [(line, record) for line, record in written if stays(record, resume_step)]
+        text = "".join(line for line, _ in kept)
+        if not path.is_file() or text.encode() != path.read_bytes():
+            write_atomically(path, text)
+        self._file = path.open("ab", buffering=0)
+        self._pending = b""  # lines that a full disk has refused
+        self._session = session
+        self._began = time.monotonic()
+        if killed is not None:
+            self._add(killed)
+        self._add(session)
+        self._last = (session.step, session.tokens)
+        self._dashboard = None
+        if recipe.logging.wandb != "disabled":
+            records = [record for _, record in kept if isinstance(record, Record)]
+            self._dashboard = Dashboard(recipe, records)
+
+    def write(self, record: Record) -> None:
+        """Adds a record to the JSONL and to wandb."""
+        self._add(record)
+        self._last = (record.step, record.tokens)
+        if self._dashboard is not None:
+            self._dashboard.send(record)
+
+    def sync(self) -> None:
+        """Makes the records durable; called before each checkpoint, which must not outlive them.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        try:
+            self._write_pending()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}; free space, and the same command resumes from the last "
+                "checkpoint",
+                str(self._path),
+            ) from error
+
+    def close(self, how: str) -> None:
+        """Makes the records durable and ends the wandb run.
+
+        Args:
+            how: says in a few words how this process ended, such as ``finished``.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        seconds = self._session.startup_seconds + time.monotonic() - self._began
+        step, tokens = self._last
+        self._add(SessionEndRecord(step, tokens, self._session.id, seconds, how))
+        try:
+            self.sync()
+        finally:
+            if self._dashboard is not None:
+                self._dashboard.close()
+            self._file.close()
+
+    def _add(self, record: Record | Session) -> None:
+        """Adds a line; those that a full disk refuses are kept until it takes them."""
+        is_first = not self._pending
+        self._pending += (json.dumps(record.line()) + "\n").encode()
+        try:
+            self._write_pending()
+        except OSError as error:
+            if is_first:
+                warn(
+                    f"{self._path} cannot be written ({error.strerror}): its records wait in "
+                    "memory, and training goes on to the next checkpoint; free space"
+                )
+
+    def _write_pending(self) -> None:
+        while self._pending:
+            written = self._file.write(self._pending)  # maybe a part, where the disk fills up
+            self._pending = self._pending[written:]
+
+
+def _end_of_killed(path: Path, records: list[Record | Session | None]) -> SessionEndRecord | None:
+    """The end of the last session, if its process was killed before it could write it."""
+    sessions = [record for record in records if isinstance(record, Session)]
+    if not sessions or isinstance(sessions[-1], SessionEndRecord):
+        return None
+    session, last = sessions[-1], next(r for r in reversed(records) if r is not None)
+    began = session.started_at
+    seconds = 0.0 if began is None else max(path.stat().st_mtime - began, 0.0)
+    return SessionEndRecord(last.step, last.tokens, session.id, seconds, "killed")

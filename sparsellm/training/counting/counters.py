@@ -1,0 +1,308 @@
+"""What a step counts: added up on the device, summed over ranks once, read by the host once.
+
+All counters are slices of one float64 buffer, which adds integers exactly up to 2^53. The copy to
+the host begins before the optimizer's update and the host waits for it afterwards: while the GPU
+updates the weights, the host prepares the next step.
+
+L layers, N intermediate_size, T context_length, P position buckets, C = N + 1: the numbers of
+non-zeros that a token can have.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.ffn.types import BLOCK_TOKENS
+from sparsellm.processes.distributed import all_reduce_sum
+from sparsellm.recipe import Recipe
+from sparsellm.runs.telemetry.records import (
+    KernelStats,
+    StepStats,
+    nnz_bucket_edges,
+    position_bucket_starts,
+)
+from sparsellm.training.counting.statistics import step_stats
+from sparsellm.training.objective import LossSums
+
+Values = TypeVar("Values")
+
+_NO_LIMIT = sys.float_info.max  # no finite number exceeds it; infinity and NaN are refused
+_NEVER = 2**62  # columns: a capacity that nothing overflows
+DECAY = 0.98  # of the moving averages: they remember about 50 steps
+SETTLED_STEPS = 50  # that must be averaged before a step can be a spike
+
+
+@dataclass(frozen=True)
+class StepReading:
+    """The numbers of one step over all ranks."""
+
+    loss: float  # nats per token
+    l1: float  # Σ|h|, mean over tokens and layers
+    gradient_norm: float  # before clipping
+    stop: bool  # some rank was asked to stop
+    failed: bool  # some rank could not read its data, so the step does not count
+    refused: bool  # the weights stayed as they were
+    epochs_C: list[float]  # how often each corpus's text had been read before, mean of sequences
+    nnz_L: list[float]  # non-zeros per token
+    largest_union_L: list[int]  # columns, of this rank's micro-batches
+    kernels: KernelStats
+    sparsity: StepStats | None  # if the step is logged and was taken
+
+
+class _Slices(NamedTuple, Generic[Values]):
+    """The counters that the host reads in every step."""
+
+    # Of this rank; not summed over ranks.
+    dead_L: Values  # neurons, set where the step is logged
+    largest_union_L: Values
+    gradient_norm: Values
+    refused: Values
+    # Summed over ranks.
+    # Ranks that were asked to stop; ranks without data; `MicroBatchReader.texts_2C`, flattened.
+    flags: Values
+    objections: Values  # ranks whose gradient norm is over its limit
+    cross_entropy: Values
+    l1: Values
+    recomputed: Values
+    overflows_L: Values
+    union_L: Values
+    nnz_LP: Values  # flattened
+
+
+class CounterLayout:
+    """The sizes of a run's counters.
+
+    Args:
+        recipe: of the run.
+        device: where the counters live.
+        num_corpora: that the run reads.
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device, num_corpora: int = 1) -> None:
+        model = recipe.model
+        self.num_layers, self.num_neurons = model.num_hidden_layers, model.intermediate_size
+        self.global_tokens = recipe.train.global_batch_tokens
+        starts = position_bucket_starts(model.context_length)
+        ends = [*starts[1:], model.context_length]
+        sequences = self.global_tokens // model.context_length
+        self.position_tokens_P = [
+            sequences * (end - start) for start, end in zip(starts, ends, strict=True)
+        ]
+        self.nnz_edges = nnz_bucket_edges(self.num_neurons)
+        positions = torch.arange(model.context_length, device=device)
+        starts_P = torch.tensor(starts, device=device)
+        self.bucket_T = torch.bucketize(positions, starts_P, right=True) - 1
+        num_layers = self.num_layers
+        by_position = num_layers * len(starts)
+        own = [num_layers, num_layers, 1, 1]
+        self.num_own = sum(own)
+        self.num_flags = 2 + 2 * num_corpora
+        self.slices = [*own, self.num_flags, 1, 1, 1, 1, num_layers, num_layers, by_position]
+        self.num_read = sum(self.slices)
+        self.num_logged = self.num_read + num_layers * (self.num_neurons + 1)
+        self.num_all = self.num_logged + num_layers * self.num_neurons
+
+
+class Counters:
+    """The counters of one step.
+
+    Args:
+        layout: of the run.
+        ffns: of each layer.
+        num_tokens: of a micro-batch.
+        num_micro_batches: of the step, over all ranks.
+    """
+
+    def __init__(
+        self, layout: CounterLayout, ffns: list[SparseFFN], num_tokens: int, num_micro_batches: int
+    ) -> None:
+        device = layout.bucket_T.device
+        self._layout = layout
+        self._num_blocks = -(-num_tokens // BLOCK_TOKENS) * num_micro_batches
+        capacities = [ffn.capacity_for(num_tokens) for ffn in ffns]
+        self._sparse = [capacity is not None for capacity in capacities]
+        # TwELL itself counts what it has no room for (`LossSums.recomputed`).
+        fits = [
+            capacity if capacity is not None and ffn.format == "union" else _NEVER
+            for ffn, capacity in zip(ffns, capacities, strict=True)
+        ]
+        self._capacity_L = torch.tensor(fits).to(device, non_blocking=True)
+        self._buffer = torch.zeros(layout.num_all, dtype=torch.float64, device=device)
+        self._at = _Slices(*self._buffer[: layout.num_read].split(layout.slices))
+        self._nnz_LP = self._at.nnz_LP.view(layout.num_layers, -1)
+        histogram = self._buffer[layout.num_read : layout.num_logged]
+        self._histogram_LC = histogram.view(layout.num_layers, -1)
+        self.fired_LN = self._buffer[layout.num_logged :].view(layout.num_layers, -1)
+        self._one = torch.ones((), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, sums: LossSums) -> None:
+        """Adds one micro-batch of this rank."""
+        at = self._at
+        at.cross_entropy.add_(sums.cross_entropy_sum)
+        at.l1.add_(sums.l1_sum_L.sum())
+        at.union_L.add_(sums.union_L)
+        at.overflows_L.add_(sums.union_L > self._capacity_L)
+        if sums.recomputed is not None:
+            at.recomputed.add_(sums.recomputed)
+        torch.maximum(at.largest_union_L, sums.union_L, out=at.largest_union_L)
+        nnz_LT = sums.nnz_LBT.sum(1, dtype=torch.float64)
+        self._nnz_LP.index_add_(1, self._layout.bucket_T, nnz_LT)
+        nnz_LM = sums.nnz_LBT.flatten(1).long()
+        self._histogram_LC.scatter_add_(1, nnz_LM, self._one.expand_as(nnz_LM))
+        self.fired_LN.add_(sums.fired_LN)
+
+    @torch.no_grad()
+    def reduce(
+        self,
+        gradient_norm: Tensor,
+        limits: dict[str, float],
+        *,
+        stop: bool,
+        failed: bool,
+        texts_2C: NDArray[np.int64] | None = None,
+    ) -> Tensor:
+        """Sums over ranks, and decides on the device whether the step must not be taken.
+
+        All ranks decide alike, since they decide by sums. The host does not wait.
+
+        Args:
+            gradient_norm: () before clipping.
+            limits: see `SkippedSteps.limits`.
+            stop: this rank was asked to stop.
+            failed: this rank had no data.
+            texts_2C: of this rank, see `MicroBatchReader`.
+
+        Returns:
+            () fp32: 1 if a rank had no data, or a value is not finite or over its limit; else 0.
+        """
+        at = self._at
+        # Numbers that are assigned one by one would each wait for the device.
+        flags = np.zeros(self._layout.num_flags)
+        flags[:2] = stop, failed
+        if texts_2C is not None:
+            flags[2:] = texts_2C.ravel()
+        at.flags.copy_(torch.from_numpy(flags), non_blocking=True)
+        at.gradient_norm.copy_(gradient_norm)
+        at.objections.copy_(~(at.gradient_norm <= limits["gradient norm"]))
+        all_reduce_sum(self._buffer[self._layout.num_own :])
+        taken = at.flags[1:2] + at.objections == 0
+        taken &= at.cross_entropy / self._layout.global_tokens <= limits["loss"]
+        taken &= at.l1 <= _NO_LIMIT
+        at.refused.copy_(~taken)
+        return at.refused[0].float()
+
+    @torch.no_grad()
+    def send(self, dead_LN: Tensor | None) -> None:
+        """Begins the copy to the host, after `reduce`.
+
+        Args:
+            dead_LN: bool, where the step is logged.
+        """
+        end = self._layout.num_read
+        if dead_LN is not None:
+            end = self._layout.num_logged
+            self._at.dead_L.copy_(dead_LN.sum(1))
+        self._copy = self._buffer[:end].to("cpu", non_blocking=True)
+        self._arrived: torch.cuda.Event | None = None
+        if self._buffer.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> StepReading:
+        """The numbers that were sent. Only here does a step wait for the device."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        layout, copy = self._layout, self._copy.numpy()
+        tokens, num_layers = layout.global_tokens, layout.num_layers
+        at = _Slices(*np.split(copy[: layout.num_read], np.cumsum(layout.slices)[:-1]))
+        nnz_LP = at.nnz_LP.reshape(num_layers, -1)
+        num_sequences_C, epochs_C = at.flags[2:].reshape(2, -1)
+        refused, sparsity = bool(at.refused[0]), None
+        if len(copy) > layout.num_read and not refused:
+            histogram_LC = copy[layout.num_read :].reshape(num_layers, -1)
+            sparsity = step_stats(
+                histogram_LC, nnz_LP, at.dead_L, layout.position_tokens_P, layout.nnz_edges
+            )
+        return StepReading(
+            loss=float(at.cross_entropy[0]) / tokens,
+            l1=float(at.l1[0]) / (tokens * num_layers),
+            gradient_norm=float(at.gradient_norm[0]),
+            stop=bool(at.flags[0] > 0),
+            failed=bool(at.flags[1] > 0),
+            refused=refused,
+            epochs_C=(epochs_C / np.maximum(num_sequences_C, 1)).tolist(),
+            nnz_L=(nnz_LP.sum(1) / tokens).tolist(),
+            largest_union_L=at.largest_union_L.astype(int).tolist(),
+            kernels=KernelStats(
+                self._sparse,
+                (at.union_L / self._num_blocks).tolist(),
+                int(at.overflows_L.sum() + at.recomputed[0]),
+            ),
+            sparsity=sparsity,
+        )
+
+
+class SkippedSteps:
+    """How many steps were skipped, and moving averages of those taken, which show spikes.
+
+    A damaged batch can raise loss and gradient norm by orders of magnitude while they stay finite.
+    With ``train.spike_threshold`` the update of such a step, a spike, is skipped. The averages are
+    exponential, and corrected for their bias towards zero.
+    """
+
+    def __init__(self) -> None:
+        self.total = self.in_a_row = 0
+        self._steps = 0  # taken
+        self._sums = {"loss": 0.0, "gradient norm": 0.0}
+
+    def skip(self) -> None:
+        """Counts a step that was skipped."""
+        self.total += 1
+        self.in_a_row += 1
+
+    def take(self, loss: float, gradient_norm: float) -> None:
+        """Counts a step that was taken."""
+        self.in_a_row = 0
+        self._steps += 1
+        for name, value in (("loss", loss), ("gradient norm", gradient_norm)):
+            self._sums[name] = DECAY * self._sums[name] + (1 - DECAY) * value
+
+    def limits(self, threshold: float | None) -> dict[str, float]:
+        """What a step must not exceed: ``threshold`` times the averages, once there are enough.
+
+        Until then it is the largest number, which nothing finite exceeds.
+        """
+        if threshold is None or self._steps < SETTLED_STEPS:
+            return dict.fromkeys(self._sums, _NO_LIMIT)
+        weight = 1 - DECAY**self._steps
+        limits = {name: threshold * value / weight for name, value in self._sums.items()}
+        return {name: limit if limit > 0 else _NO_LIMIT for name, limit in limits.items()}
+
+    def spikes(self, values: dict[str, float], threshold: float) -> list[str]:
+        """What exceeds its limit, as text."""
+        return [
+            f"{name} {values[name]:.4g} is {threshold * values[name] / limit:.3g} times its "
+            f"average {limit / threshold:.4g}"
+            for name, limit in self.limits(threshold).items()
+            if values[name] > limit
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, under their keys in a checkpoint; JSON keeps every bit of them."""
+        averages = {"steps": self._steps, "sums": dict(self._sums)}
+        return {"skipped": self.total, "skipped_in_a_row": self.in_a_row, "averages": averages}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict`; earlier versions saved less."""
+        self.total = state.get("skipped", 0)
+        self.in_a_row = state.get("skipped_in_a_row", 0)
+        if averages := state.get("averages"):
+            self._steps = averages["steps"]
+            self._sums = {name: averages["sums"][name] for name in self._sums}

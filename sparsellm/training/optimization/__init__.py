@@ -1,0 +1,4 @@
+"""What updates the weights, and at which rate.
+
+Imports only `ffn` and `recipe`.
+"""

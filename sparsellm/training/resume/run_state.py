@@ -1,0 +1,179 @@
+"""The state of a run in a checkpoint: saved, restored, and initialised from other weights."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from sparsellm import __version__
+from sparsellm.data.position import DataStateMismatch, merge
+from sparsellm.processes.distributed import together
+from sparsellm.recipe import Recipe
+from sparsellm.runs import checkpoint, state
+from sparsellm.runs.history import parent_of
+from sparsellm.runs.huggingface.pretrained import read_weights
+from sparsellm.runs.telemetry.records import Parent
+from sparsellm.training.counting.kernel_policy import kernels_state, restore_kernels
+from sparsellm.training.optimization.schedule import rate_changes
+from sparsellm.training.resume.resumable import (
+    CHANGED,
+    CHANGED_DATA,
+    CHANGED_MODEL,
+    cause_in,
+    check_resumable,
+    recipe_changes,
+    saved_recipe,
+)
+from sparsellm.training.run import Run
+
+
+def begin_save(run: Run) -> None:
+    """Begins a checkpoint of the run after `run.step` steps; called by all ranks.
+
+    Returns once the tensors are copied to host memory; `run.saver` goes on in the background.
+
+    Raises:
+        CheckpointError: the previous save failed.
+    """
+    recipe, accelerator = run.recipe, run.accelerator
+    run.saver.begin(
+        checkpoint.Snapshot(
+            step=run.step,
+            model=state.model_tensors(run.model),
+            optimizer=state.optimizer_tensors(run.model, run.optimizer),
+            stats=run.stats.state_dict(),
+            trainer={
+                "step": run.step,
+                "tokens": run.tokens,
+                **run.skips.state_dict(),
+                "world_size": accelerator.num_processes,
+                "sparsellm": __version__,
+                "torch": torch.__version__,
+                "init_from": run.origin,
+                "parent": asdict(run.parent) if run.parent else None,
+                **({"teacher": run.teacher.name} if run.teacher else {}),
+                "kernels": kernels_state(run.ffns, accelerator.device),
+                "target": run.target.state_dict() if run.target else None,
+                "micro_batch": run.micro_batch.state_dict(),
+            },
+            recipe_yaml=recipe.to_yaml(),
+            data=run.loader.state_dict(run.data_position),
+            rng=_rng_state(),
+        )
+    )
+
+
+def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> None:
+    """Restores or initialises the run, without changing its folder."""
+    say = run.accelerator.print
+    run.activity.begin("loading", run.step)
+    if resume_from is not None:
+        say(f"resuming from {resume_from}")
+        for note in restore_run(run, resume_from):
+            say(f"  {note}")
+    elif init_from is not None:
+        say("\n  ".join(initialise_run(run, init_from)))
+
+
+def initialise_run(run: Run, path: Path) -> list[str]:
+    """Gives a run at step 0 the weights of a checkpoint, run or exported folder; nothing else.
+
+    Returns sentences that describe the weights and how the recipe's model differs from theirs.
+
+    Raises:
+        FileNotFoundError, ValueError: it is damaged, or its tensors have other shapes.
+    """
+    weights = read_weights(path)
+    state.restore_model(
+        run.model, weights.tensors, str(weights.path), "train a recipe of the same shapes"
+    )
+    run.origin = {
+        "name": weights.recipe.name,
+        "step": weights.trainer["step"],
+        "tokens": weights.trainer["tokens"],
+    }
+    changes = recipe_changes(weights.recipe.model_dump(mode="json"), run.recipe)
+    return [
+        f"weights of {weights.path}; the optimizer and the data begin at step 0",
+        *(note for note in changes if note.startswith(CHANGED_MODEL)),
+    ]
+
+
+def restore_run(run: Run, path: Path) -> list[str]:
+    """Restores a checkpoint's state; returns sentences on what changed in the recipe since.
+
+    Raises:
+        FileNotFoundError, ValueError: the checkpoint is damaged, or of another model.
+        DataStateMismatch: the data stream cannot continue with this corpus, seed or tokenizer, and
+            `data.on_mismatch` is `refuse`.
+    """
+    accelerator = run.accelerator
+    with together(accelerator.device):
+        saved = checkpoint.load(path, accelerator.process_index, accelerator.num_processes)
+    check_resumable(path, run.recipe)
+    before = saved_recipe(path)
+    changes = recipe_changes(before, run.recipe)
+    notes = changes + _rate_notes(before, run.recipe, saved.step)
+    try:
+        with together(accelerator.device):
+            state.restore(run.model, run.optimizer, path)
+    except ValueError as error:
+        raise ValueError(f"{error}{cause_in(changes, CHANGED_MODEL)}") from error
+    run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
+    run.step, run.tokens = saved.step, saved.trainer["tokens"]
+    run.skips.load_state_dict(saved.trainer)
+    run.origin = saved.trainer.get("init_from")
+    if path.resolve().parent == run.checkpoints.resolve():
+        run.parent = parent_of(path)
+    else:
+        name, place = before.get("name", ""), str(path.resolve())
+        run.parent = Parent(name, run.step, run.tokens, place, saved.manifest.id)
+    run.saver.ancestors = saved.manifest.branch
+    restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
+    run.micro_batch.saved = saved.trainer.get("micro_batch")
+    saved_target = saved.trainer.get("target")
+    if run.target and not (saved_target and run.target.load_state_dict(saved_target)):
+        notes.append(
+            f"λ starts anew from sparsity.l1_coefficient {run.recipe.sparsity.l1_coefficient:g}"
+        )
+    elif run.target and cause_in(changes, f"{CHANGED}sparsity.l1_coefficient "):
+        notes.append("λ goes on as the controller left it, whatever sparsity.l1_coefficient is now")
+    states = checkpoint.data_states(path)
+    try:
+        notes += run.loader.load_state_dict(merge(states))
+    except DataStateMismatch as mismatch:
+        if run.recipe.data.on_mismatch == "refuse":
+            raise DataStateMismatch(
+                f"{mismatch}{cause_in(changes, CHANGED_DATA)}. Train as it was then, or let the "
+                "data stream start over with --set data.on_mismatch=restart"
+            ) from None
+        run.loader.restart(states)
+        notes.append(f"the data stream starts over from its beginning: {mismatch}")
+    run.repeating = run.loader.repeating
+    if saved.rng:  # else there were fewer ranks: this one keeps its own
+        _set_rng_state(saved.rng)
+    return notes
+
+
+def _rate_notes(before: dict[str, Any], present: Recipe, step: int) -> list[str]:
+    try:
+        recipe = Recipe.model_validate(before)
+    except ValidationError:  # of a version with other keys, which are named as changed
+        return []
+    return rate_changes(recipe, present, step)
+
+
+def _rng_state() -> dict[str, Tensor]:
+    rng = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        rng["cuda"] = torch.cuda.get_rng_state()
+    return rng
+
+
+def _set_rng_state(rng: dict[str, Tensor]) -> None:
+    torch.set_rng_state(rng["cpu"])
+    if "cuda" in rng and torch.cuda.is_available():
+        torch.cuda.set_rng_state(rng["cuda"])

@@ -6,6 +6,7 @@ import yaml
 
 from sparsellm.data.text.corpus import HubCorpus, corpus_path, load_corpus
 from sparsellm.data.text.network import has_no_answer, one_line, with_retries
+from sparsellm.data.text.token_shards import named_errors
 from sparsellm.recipe.strict import load_yaml, validate
 
 _PATIENCE = 8.0  # seconds
@@ -66,5 +67,6 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
         "text_field": config.text_field,
     }
     written = folder / f"{corpus.name}.yaml"
-    written.write_text(yaml.safe_dump(mirror, sort_keys=False), encoding="utf-8")
+    with named_errors(written):
+        written.write_text(yaml.safe_dump(mirror, sort_keys=False), encoding="utf-8")
     return written

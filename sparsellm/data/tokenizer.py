@@ -65,8 +65,9 @@ class GPT2Tokenizer:
             self._encoding = tiktoken.get_encoding("gpt2")
         except OSError as error:  # requests' and file errors alike
             raise ValueError(
-                f"tiktoken could not get the GPT-2 vocabulary ({error}). Without a network, set "
-                "TIKTOKEN_CACHE_DIR to a folder with tiktoken's two cached GPT-2 files"
+                f"tiktoken could not get the GPT-2 vocabulary ({_cause(error)}). Without a "
+                "network, set TIKTOKEN_CACHE_DIR to a folder with tiktoken's two cached GPT-2 "
+                "files, or take the tokenizer bytes, which needs none"
             ) from error
         self.vocab_size = self._encoding.n_vocab
         self.eot_id = self._encoding.eot_token
@@ -100,6 +101,16 @@ class GPT2Tokenizer:
         # tiktoken has no public name for all of them at once.
         tokens = (self._encoding.decode_single_token_bytes(i) for i in range(self.eot_id))
         return {token: rank for rank, token in enumerate(tokens)}
+
+
+def _cause(error: BaseException) -> str:
+    """What the system said, such as ``Connection refused``, without what libraries add to it."""
+    text, inner = str(error), error.__cause__ or error.__context__
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.strerror:
+            text = inner.strerror
+        inner = inner.__cause__ or inner.__context__
+    return text
 
 
 def without_surrogates(text: str) -> str:

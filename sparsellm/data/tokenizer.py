@@ -1,11 +1,14 @@
 """Tokenizers: tiktoken's GPT-2, any fast one of Hugging Face's, and plain bytes for runs that must
 download nothing."""
 
+from __future__ import annotations
+
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import regex
@@ -19,6 +22,9 @@ from sparsellm.recipe.vocabulary import (
     read_tokenizer,
     vocab_size,
 )
+
+if TYPE_CHECKING:  # imported where it is needed
+    import tokenizers
 
 Tokens = NDArray[np.int32]
 
@@ -38,7 +44,7 @@ class Tokenizer(Protocol):
     identity: str  # changes with the ids that it gives
     vocab_size: int  # unpadded
     eot_id: int
-    begin_ids: list[int]  # what a text alone begins with
+    begin_ids: list[int]  # what its folder puts before a text, else ``eot_id``
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         """Ids of each text, without ``eot_id``."""
@@ -187,8 +193,9 @@ class HFTokenizer:
         self.name = name
         content = read_tokenizer(path)
         self.vocab_size = vocab_size(name)
+        self.eot = hf_end_of_document(name)
         try:
-            own = without_special_pieces(content)
+            own = without_special_pieces(content, self.eot)
             text = path.read_text(encoding="utf-8") if own is content else json.dumps(own)
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception
@@ -200,13 +207,12 @@ class HFTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
-        self.eot = hf_end_of_document(name)
         eot_id = self._tokenizer.token_to_id(self.eot)
         if eot_id is None:
             raise ValueError(f"{path} has no token {self.eot!r}, its end-of-document token")
         self.eot_id = eot_id
         # Llama's has a beginning-of-text token of its own.
-        self.begin_ids = self._tokenizer.encode("").ids or [eot_id]
+        self.begin_ids = added_ids(self._tokenizer)[0] or [eot_id]
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         try:
@@ -226,28 +232,48 @@ class HFTokenizer:
         )
 
 
-def without_special_pieces(content: dict[str, Any]) -> dict[str, Any]:
+def added_ids(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that a tokenizer's post-processor puts before a text, and those after it."""
+    # Any text will do that has a token; a vocabulary of words may lack the usual ones.
+    for text in ("a", "1", *itertools.islice(tokenizer.get_vocab(with_added_tokens=False), 100)):
+        try:
+            encoding = tokenizer.encode(text)
+        except Exception:
+            continue
+        if 0 in (mask := encoding.special_tokens_mask):
+            return encoding.ids[: mask.index(0)], encoding.ids[len(mask) - mask[::-1].index(0) :]
+    return [], []
+
+
+def without_special_pieces(content: dict[str, Any], eot: str) -> dict[str, Any]:
     """What a ``tokenizer.json`` holds, so that no special token is found in a text.
 
-    `encode_special_tokens` keeps the library from looking for special tokens. But a Unigram model
-    has them among its pieces too. There they get a score that no split of a text into other pieces
-    would choose. Where the vocabulary lacks a character of one, as T5's lacks ``<``, there is no
-    such split, and what is unknown scores less still: such a token is cut after its first
-    character before the model sees it.
+    `encode_special_tokens` keeps the library from looking for special tokens, and ``eot``, the
+    end-of-document token, is made one where it is added as an ordinary token. But many models have
+    them in their vocabulary too. To a Unigram model they get a score that no split of a text into
+    other pieces would choose. Where the vocabulary lacks a character of one, as T5's lacks ``<``,
+    there is no such split, and what is unknown scores less still; and other models take a whole
+    word if they know it. Such a token is cut after its first character before the model sees it.
+    (One that is a single character cannot be cut.)
     """
+    added = [
+        entry | {"special": True} if entry["content"] == eot else entry
+        for entry in content.get("added_tokens", ())
+    ]
+    own = content if added == content.get("added_tokens", []) else content | {"added_tokens": added}
+    special = {entry["content"] for entry in added if entry.get("special")} | {eot}
     model = content["model"]
-    if model.get("type") != "Unigram":
-        return content
-    special = {
-        entry["content"] for entry in content.get("added_tokens", ()) if entry.get("special")
-    }
-    pieces = [[piece, -1e9 if piece in special else score] for piece, score in model["vocab"]]
-    own = content | {"model": model | {"vocab": pieces}}
-    letters = {piece for piece, _ in pieces if piece not in special}
-    lacking = sorted(token for token in special if len(token) > 1 and not letters.issuperset(token))
-    if not lacking:
+    if model.get("type") == "Unigram":
+        pieces = [[piece, -1e9 if piece in special else score] for piece, score in model["vocab"]]
+        own = own | {"model": model | {"vocab": pieces}}
+        letters = {piece for piece, _ in pieces if piece not in special}
+        known = {token for token in special if not letters.issuperset(token)}
+    else:
+        known = special & _whole_words(model)
+    cut_tokens = sorted(token for token in known if len(token) > 1)
+    if not cut_tokens:
         return own
-    found = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in lacking)
+    found = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in cut_tokens)
     cut = {"type": "Split", "pattern": {"Regex": found}, "behavior": "Isolated", "invert": False}
     before = content.get("pre_tokenizer")
     steps = before["pretokenizers"] if before and before["type"] == "Sequence" else [before]
@@ -255,6 +281,15 @@ def without_special_pieces(content: dict[str, Any]) -> dict[str, Any]:
         return own
     steps = [step for step in (*steps, cut) if step]
     return own | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+
+
+def _whole_words(model: dict[str, Any]) -> set[str]:
+    """The entries of a vocabulary that the model can give for a text that spells them out."""
+    if model.get("type") != "BPE" or model.get("ignore_merges"):
+        return set(model["vocab"])
+    prefix = model.get("continuing_subword_prefix") or ""
+    pairs = (p if isinstance(p, list) else p.split(" ", 1) for p in model.get("merges", ()))
+    return {first + second.removeprefix(prefix) for first, second in pairs}
 
 
 def _piece_bytes(piece: str, byte_level: bool) -> bytes:

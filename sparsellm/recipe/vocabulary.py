@@ -4,7 +4,6 @@
 an id on the hub, optionally with ``@revision`` (a commit or tag).
 """
 
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,15 @@ VOCAB_SIZE = {"gpt2": 50_257, "bytes": 257}
 HF_PREFIX = "hf:"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+TOKEN_MAP_FILE = "special_tokens_map.json"
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+# Whatever a folder may have of its tokenizer, as patterns; the chat template is part of it.
+TOKENIZER_FILES = (
+    *(TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TOKEN_MAP_FILE, "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
+    *("vocab.json", "merges.txt", "vocab.txt", "*.model"),
+)
 _REMEDY = "put the tokenizer's own file back"
 
 
@@ -47,7 +55,6 @@ def check_name(name: str) -> str:
     )
 
 
-@lru_cache
 def hf_file(name: str, file: str) -> Path:
     """A file of an ``hf:`` tokenizer, from its folder or (cached) from the hub.
 
@@ -55,45 +62,54 @@ def hf_file(name: str, file: str) -> Path:
         FileNotFoundError: there is no such folder or model, or it has no such file.
         ValueError: the hub cannot be reached, or refuses access.
     """
+    path = tokenizer_folder(name)
+    if (path / file).is_file():
+        return path / file
+    if path.parts[-2:-1] == ("snapshots",):  # of the hub's cache
+        repo = name.removeprefix(HF_PREFIX)
+        raise FileNotFoundError(
+            f"data.tokenizer {name}: {repo} has no {file}: it has no fast tokenizer"
+        )
+    raise FileNotFoundError(
+        f"data.tokenizer {name}: {path} has no {file}; `AutoTokenizer.from_pretrained(…)"
+        ".save_pretrained(…)` writes one for any fast tokenizer"
+    )
+
+
+def tokenizer_folder(name: str) -> Path:
+    """The folder of an ``hf:`` tokenizer, here or in the hub's cache.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: the hub cannot be reached, has no such model, or refuses access.
+    """
     where = name.removeprefix(HF_PREFIX)
     path = Path(where).expanduser()
     if path.is_file() and path.name == TOKENIZER_FILE:
-        path = path.parent
-    elif path.is_file():
+        return path.parent
+    if path.is_file():
         raise FileNotFoundError(
             f"data.tokenizer {name}: {path} is not called {TOKENIZER_FILE}; name a folder with a "
             f"{TOKENIZER_FILE} in Hugging Face's format, such as "
             "`AutoTokenizer.from_pretrained(…).save_pretrained(…)` writes"
         )
     if path.is_dir():
-        if not (path / file).is_file():
-            raise FileNotFoundError(
-                f"data.tokenizer {name}: {path} has no {file}; `AutoTokenizer.from_pretrained(…)"
-                ".save_pretrained(…)` writes one for any fast tokenizer"
-            )
-        return path / file
+        return path
     if path.is_absolute() or where.startswith((".", "~")) or where.count("/") > 1:
         raise FileNotFoundError(f"data.tokenizer {name}: there is no folder {path}")
-    return _download(name, where, file)
+    return _download(name, where)
 
 
-def _download(name: str, where: str, file: str) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
+@lru_cache
+def _download(name: str, where: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
 
     repo, _, revision = where.partition("@")
+    wanted = [*TOKENIZER_FILES, CONFIG_FILE, GENERATION_FILE]
     try:
-        return Path(hf_hub_download(repo, file, revision=revision or None))
-    except (OSError, HFValidationError, EntryNotFoundError) as error:
-        # The client raises a subclass of it also if the hub cannot be reached.
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise FileNotFoundError(
-                f"data.tokenizer {name}: {repo} has no {file}: it has no fast tokenizer"
-            ) from error
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=wanted))
+    except (OSError, HFValidationError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(
             f"data.tokenizer {name}: no such folder, and not available from the hub ({first}); "
@@ -102,28 +118,51 @@ def _download(name: str, where: str, file: str) -> Path:
 
 
 def hf_end_of_document(name: str) -> str:
-    """The end-of-text token of an ``hf:`` tokenizer.
+    """The end-of-text token of an ``hf:`` tokenizer: the one that its folder names.
+
+    As in transformers, ``special_tokens_map.json`` counts before ``tokenizer_config.json`` unless
+    that lists all added tokens. Where neither names one, it is the token at which transformers'
+    generation stops, the first if there are several.
 
     Raises:
-        ValueError: its files name none.
+        ValueError: its files name none, or are damaged.
     """
-    config: dict[str, Any] = {}
-    with suppress(FileNotFoundError):
-        config = read_json(hf_file(name, TOKENIZER_CONFIG_FILE), _REMEDY)
-    token = config.get("eos_token")
-    if isinstance(token, dict):
-        token = token.get("content")
-    if isinstance(token, str):
-        return token
+    folder = tokenizer_folder(name)
+    config, named = (_optional(folder / file) for file in (TOKENIZER_CONFIG_FILE, TOKEN_MAP_FILE))
+    for content in (config, named) if "added_tokens_decoder" in config else (named, config):
+        token = content.get("eos_token")
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            return token
     known = read_tokenizer(hf_file(name, TOKENIZER_FILE))
-    added = {entry["content"] for entry in known.get("added_tokens", ())}
-    for usual in ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"):
-        if usual in added:
-            return usual
+    for file in (GENERATION_FILE, CONFIG_FILE):
+        ids = _optional(folder / file).get("eos_token_id")
+        first = ids[0] if isinstance(ids, list) and ids else ids
+        if isinstance(first, int) and (token := _token_of(known, first)) is not None:
+            return token
+    special = [entry["content"] for entry in known.get("added_tokens", ()) if entry.get("special")]
+    among = f" (its special tokens: {', '.join(special[:8])})" if special else ""
     raise ValueError(
-        f"data.tokenizer {name} names no end-of-document token: set eos_token in its "
+        f"data.tokenizer {name} names no end-of-document token{among}: set eos_token in its "
         f"{TOKENIZER_CONFIG_FILE}"
     )
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path, _REMEDY) if path.is_file() else {}
+
+
+def _token_of(content: dict[str, Any], token_id: int) -> str | None:
+    """The token of an id in a ``tokenizer.json``."""
+    for entry in content.get("added_tokens", ()):
+        if entry["id"] == token_id:
+            return str(entry["content"])
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, list):
+        piece = vocabulary[token_id] if 0 <= token_id < len(vocabulary) else None
+        return str(piece[0]) if isinstance(piece, list) and piece else None
+    return next((token for token, value in vocabulary.items() if value == token_id), None)
 
 
 @lru_cache

@@ -169,6 +169,7 @@ def test_a_special_token_spelt_out_is_text_to_a_unigram_model_too(tmp_path):
     )
     tokenizer.train_from_iterator(["a cat < sat / on > the unk mats"] * 20, trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     ours = load_tokenizer(f"hf:{tmp_path}")
     text = "a </s> <unk> mat"
     (tokens,) = ours.encode_batch([text])
@@ -211,6 +212,116 @@ def test_a_special_token_with_a_character_that_no_piece_has_is_text_too(tmp_path
     assert again.identity == ours.identity
 
 
+_WORDS = ["a", "</s", ">", "</", "s>", "<", "/s>", "cat", "sat", "<unk>", "</s>", "##s>", "##/s>"]
+_VOCABULARY = {word: number for number, word in enumerate(_WORDS)}
+_CHARACTERS = {letter: number for number, letter in enumerate("</s> actunk")}
+_MERGES = [("<", "/"), ("s", ">"), ("</", "s>")]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tokenizers.models.WordLevel(_VOCABULARY, unk_token="<unk>"),
+        tokenizers.models.WordPiece(_VOCABULARY, unk_token="<unk>"),
+        tokenizers.models.BPE(
+            _CHARACTERS | {"</s>": 11, "<unk>": 12}, [], unk_token="<unk>", ignore_merges=True
+        ),
+        tokenizers.models.BPE(_CHARACTERS | {"</": 11, "s>": 12, "</s>": 13}, _MERGES),
+    ],
+    ids=["WordLevel", "WordPiece", "BPE that ignores merges", "BPE whose merges give it"],
+)
+@pytest.mark.parametrize("special", [True, False])
+def test_an_end_of_document_token_spelt_out_is_text_to_every_model(model, special, tmp_path):
+    own = tokenizers.Tokenizer(model)
+    own.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    own.add_tokens([tokenizers.AddedToken("</s>", special=special, normalized=False)])
+    (tmp_path / "own").mkdir()
+    own.save(str(tmp_path / "own" / "tokenizer.json"))
+    (tmp_path / "own" / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    ours = load_tokenizer(f"hf:{tmp_path / 'own'}")
+    assert ours.eot_id == own.token_to_id("</s>")
+    texts = ["a </s> cat", "</s>", "a</s>cat", "cat </s></s>"]
+    assert any(ours.eot_id in own.encode(text).ids for text in texts)
+    found = [tokens.tolist() for tokens in ours.encode_batch(texts)]
+    assert all(tokens and ours.eot_id not in tokens for tokens in found)
+    (plain,) = ours.encode_batch(["a cat sat"])
+    assert plain.tolist() == own.encode("a cat sat").ids
+    # So it is in an export, whose end-of-document token has the same id.
+    (tmp_path / "out").mkdir()
+    write_tokenizer(ours.name, tmp_path / "out", context_length=64)
+    stock = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", split_special_tokens=True)
+    assert stock(texts, add_special_tokens=False).input_ids == found
+    assert stock.eos_token_id == ours.eot_id
+    again = load_tokenizer(f"hf:{tmp_path / 'out'}")
+    assert (again.eot_id, again.identity) == (ours.eot_id, ours.identity)
+
+
+def test_an_end_of_document_token_added_as_an_ordinary_one_is_text_when_spelt_out(byte_level):
+    own = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
+    own.add_tokens([tokenizers.AddedToken("<end>", special=False)])
+    own.save(str(byte_level / "tokenizer.json"))
+    (byte_level / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    ours = load_tokenizer(f"hf:{byte_level}")
+    assert ours.eot_id == own.token_to_id("<end>")
+    assert ours.eot_id in own.encode("the <end> cat").ids
+    (tokens,) = ours.encode_batch(["the <end> cat"])
+    assert ours.eot_id not in tokens
+    assert ours.decode(tokens.tolist()) == "the <end> cat"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"tokenizer_config": {"eos_token": "<eod>"}}, "<eod>"),
+        ({"special_tokens_map": {"eos_token": "</s>"}}, "</s>"),
+        ({"tokenizer_config": {"eos_token": None}, "config": {"eos_token_id": 301}}, "</s>"),
+        (
+            {
+                "tokenizer_config": {"eos_token": None},
+                "generation_config": {"eos_token_id": [301, 300]},
+            },
+            "</s>",
+        ),
+        (
+            {
+                "tokenizer_config": {"eos_token": "<eod>"},
+                "special_tokens_map": {"eos_token": {"content": "</s>"}},
+            },
+            "</s>",
+        ),
+        (
+            {
+                "tokenizer_config": {"eos_token": "<eod>", "added_tokens_decoder": {}},
+                "special_tokens_map": {"eos_token": "</s>"},
+            },
+            "<eod>",
+        ),
+        ({"config": {"eos_token_id": 5}}, None),  # the piece with this id
+        ({"tokenizer_config": {}, "config": {"eos_token_id": None}}, ""),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
+)
+def test_the_end_of_document_token_is_the_one_that_the_folder_names(byte_level, files, expected):
+    own = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
+    while (size := own.get_vocab_size()) < 300:
+        own.add_tokens([f"<filler {size}>"])
+    own.add_special_tokens(["<|endoftext|>", "</s>"])
+    own.save(str(byte_level / "tokenizer.json"))
+    (byte_level / "tokenizer_config.json").unlink()
+    for name, content in files.items():
+        (byte_level / f"{name}.json").write_text(json.dumps(content))
+    if expected == "":
+        with pytest.raises(ValueError, match=r"names no end-of-document .*<\|endoftext\|>"):
+            load_tokenizer(f"hf:{byte_level}")
+        return
+    found = load_tokenizer(f"hf:{byte_level}").eot
+    assert found == (expected or own.id_to_token(5))
+    config = files.get("config", {}) | files.get("generation_config", {})
+    if not config:  # transformers has the same
+        stock = transformers.PreTrainedTokenizerFast.from_pretrained(byte_level)
+        assert stock.eos_token == expected
+
+
 def test_its_vocabulary_is_counted_by_the_largest_id(byte_level, tiny):
     content = json.loads((byte_level / "tokenizer.json").read_text())
     content["added_tokens"].append(content["added_tokens"][0] | {"id": 511, "content": "<far>"})
@@ -224,7 +335,7 @@ def test_missing_and_damaged_tokenizers_are_named(byte_level, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"hf:/nowhere: there is no folder /nowhere"):
         load_tokenizer("hf:/nowhere")
     (byte_level / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match=r"names no end-of-document token: set eos_token"):
+    with pytest.raises(ValueError, match=r"names no end-of-document token.*: set eos_token"):
         load_tokenizer(f"hf:{byte_level}")
     (byte_level / "tokenizer.json").write_text("{}")
     with pytest.raises(

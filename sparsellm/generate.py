@@ -186,9 +186,9 @@ def generate(
 
     With ``echo`` it calls ``write`` with the prompt first.
 
-    The prompt follows an ``<|endoftext|>``, as every document does in training, or what the model's
-    own tokenizer puts before a text. Generation ends at ``<|endoftext|>``, or after
-    ``max_new_tokens`` (default: 128, or what is left of the context).
+    The prompt follows an ``<|endoftext|>``, as every document does in training; that of a model
+    which was not trained here, what its tokenizer puts before a text. Generation ends at
+    ``<|endoftext|>``, or after ``max_new_tokens`` (default: 128, or what is left of the context).
 
     Raises:
         ValueError: the prompt and ``max_new_tokens`` do not fit the context.
@@ -198,7 +198,7 @@ def generate(
     model, tokenizer = pretrained.model, pretrained.tokenizer
     sampling = sampling or Sampling()
     (ids,) = tokenizer.encode_batch([prompt])
-    tokens_1T = torch.tensor([[*tokenizer.begin_ids, *ids.tolist()]], device=model.device)
+    tokens_1T = torch.tensor([[*pretrained.begin_ids, *ids.tolist()]], device=model.device)
     context = pretrained.recipe.model.max_position_embeddings
     limit = _limit(tokens_1T.shape[1], max_new_tokens, context)
     if echo:

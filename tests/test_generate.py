@@ -229,25 +229,34 @@ def test_interactive_continues_each_line(checkpoint_path, pretrained, capsys, mo
     assert error.count("tok/s") == 2
 
 
-def test_a_text_begins_with_what_its_tokenizer_puts_before(pretrained, tmp_path):
+def test_a_text_begins_as_in_the_models_training(pretrained, tmp_path):
+    """Training here has put the end-of-document token before a text, others what their tokenizer
+    does; what that puts after a text is no beginning."""
     own = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "a": 2}, []))
     own.add_special_tokens(["<s>", "</s>"])
-    for template, begin in ((None, [1]), ("<s> $A", [0])):
+    templates = {None: [1], "<s> $A": [0], "$A </s>": [1], "<s> <s> $A </s>": [0, 0]}
+    for number, (template, begin) in enumerate(templates.items()):
         if template:
             own.post_processor = processors.TemplateProcessing(
-                single=template, special_tokens=[("<s>", 0)]
+                single=template, special_tokens=[("<s>", 0), ("</s>", 1)]
             )
-        folder = tmp_path / str(template is None)
+        folder = tmp_path / str(number)
         folder.mkdir()
         own.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
         tokenizer = load_tokenizer(f"hf:{folder}")
-        assert tokenizer.begin_ids == begin
         assert tokenizer.encode_batch(["aa"])[0].tolist() == [2, 2]
+        ours = dataclasses.replace(pretrained, tokenizer=tokenizer)
+        theirs = dataclasses.replace(ours, trainer=ours.trainer | {"step": 0})
+        for model, ids in ((ours, [1]), (theirs, begin)):
+            assert _first_input(model) == [[*ids, 2, 2]]
+
+
+def _first_input(model):
     seen = []
-    ours = dataclasses.replace(pretrained, tokenizer=tokenizer)
-    hook = ours.model.model.embed_tokens.register_forward_pre_hook(
+    hook = model.model.model.embed_tokens.register_forward_pre_hook(
         lambda _, given: seen.append(given[0].tolist())
     )
-    _generate(ours, "aa", max_new_tokens=1, sampling=GREEDY)
+    _generate(model, "aa", max_new_tokens=1, sampling=GREEDY)
     hook.remove()
-    assert seen == [[[0, 2, 2]]]
+    return seen[0]

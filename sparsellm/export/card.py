@@ -15,7 +15,6 @@ from sparsellm.recipe.estimate import active_parameters, count_parameters
 from sparsellm.runs import checkpoint
 from sparsellm.runs.history import records_of, run_of
 from sparsellm.runs.huggingface.hf_folder import EXPORT_RECIPE_FILE
-from sparsellm.runs.huggingface.hf_tokenizer import auto_tokenizer_agrees
 from sparsellm.runs.huggingface.pretrained import Pretrained
 from sparsellm.runs.telemetry.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.telemetry.records import METRICS_FILE, l1_text, of_kind
@@ -28,6 +27,8 @@ def model_card(
     dtype: str,
     dropped: DropReport | None = None,
     license_name: str | None = None,
+    *,
+    auto_tokenizer_agrees: bool = True,
 ) -> str:
     """The text of README.md, of exported weights of type ``bf16`` or ``fp32``.
 
@@ -41,7 +42,7 @@ def model_card(
     evaluation = _evaluation_of(pretrained, records)
     width = pretrained.recipe.model.intermediate_size
     trained_width = dropped.intermediate_size_before if dropped else width
-    trained = pretrained.trainer["step"] > 0  # else the recipe's data is not the model's
+    trained = pretrained.trained  # else the recipe's data is not the model's
     parts = [
         f"---\n{metadata(pretrained.recipe, evaluation, license_name, trained=trained)}\n---",
         _head(pretrained, records, dtype),
@@ -49,7 +50,7 @@ def model_card(
         _training(pretrained, records) if trained else _UNTRAINED,
         _sparsity(pretrained, records, trained_width),
         _evaluation(pretrained, evaluation),
-        _caveats(pretrained),
+        _caveats(pretrained, auto_tokenizer_agrees),
         *([_CITATION] if pretrained.recipe.activation.exact_zeros else []),
         f"## Recipe\n\n`{EXPORT_RECIPE_FILE}`:\n\n```yaml\n{pretrained.recipe.to_yaml()}```",
     ]
@@ -228,14 +229,14 @@ def _text(words: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", " ".join(words.split()))
 
 
-def _caveats(pretrained: Pretrained) -> str:
+def _caveats(pretrained: Pretrained, auto_tokenizer_agrees: bool) -> str:
     lines = [_LOADS]
     recipe = pretrained.recipe
     if recipe.ffn.activation != recipe.architecture.usual_activation:
         lines.append(_OTHER_ACTIVATIONS)
-    if not auto_tokenizer_agrees(recipe.data.tokenizer, recipe.architecture.name):
+    if not auto_tokenizer_agrees:
         lines.append(_OTHER_TOKENIZER)
-    return "\n".join([*lines, _TOKENS])
+    return "\n".join([*lines, *([_TOKENS] if pretrained.trained else [])])
 
 
 _UNTRAINED = "## Training\n\nUnknown: sparsellm has not trained these weights."
@@ -271,7 +272,8 @@ Sparsity by a ReLU gate and an L1 loss, as in:
 ```"""
 
 _TOKENS = """\
-- A literal `<|endoftext|>` in a text was ordinary text in training. Hugging Face's tokenizer makes
-  it the special token; `tokenizer(text, split_special_tokens=True)` treats it as training did.
+- A literal end-of-document token in a text, such as `<|endoftext|>`, was ordinary text in
+  training. Hugging Face's tokenizer makes it the special token;
+  `tokenizer(text, split_special_tokens=True)` treats it as training did.
 - The embedding is padded beyond the tokenizer's vocabulary; `generation_config.json` suppresses
   those ids."""

@@ -80,9 +80,7 @@ def _export(options: argparse.Namespace) -> None:
 
     check_export(options.source, options.folder, options.max_shard_size, options.license)
     from sparsellm.export.drop_dead import DropDead
-    from sparsellm.export.save_export import export
-    from sparsellm.runs.huggingface.hf_tokenizer import auto_tokenizer_agrees
-    from sparsellm.runs.huggingface.pretrained import load_recipe_of
+    from sparsellm.export.save_export import export, export_notes
 
     drop_dead = DropDead(**given) if options.drop_dead else None
     if drop_dead:
@@ -98,13 +96,8 @@ def _export(options: argparse.Namespace) -> None:
     if dropped:
         print(dropped.text())
     print(f"exported {source} to {options.folder} ({options.dtype})", flush=True)
-    recipe = load_recipe_of(options.folder)
-    if not auto_tokenizer_agrees(recipe.data.tokenizer, recipe.architecture.name):
-        print(
-            f"in a {recipe.architecture.prefix} model AutoTokenizer of transformers 5 gives other "
-            "ids than this tokenizer: use PreTrainedTokenizerFast.from_pretrained",
-            flush=True,
-        )
+    for note in export_notes(source, options.folder):
+        print(note, flush=True)
     if options.push:
         print(f"pushed {_push(options, f'sparsellm export of {source.name}')}")
 
@@ -150,8 +143,10 @@ def _import(options: argparse.Namespace) -> None:
     from sparsellm.export.early_checks import check_import
 
     check_import(options.source, options.run_path)
-    from sparsellm.export.save_export import import_export
+    from sparsellm.export.save_export import import_export, import_notes
 
     written, stored = import_export(options.source, options.run_path, options.recipe)
     print(f"imported {options.source} to {written} (fp32, read from {stored}; no optimizer state)")
+    for note in import_notes(options.source):
+        print(note)
     print(f"train on: sparsellm train --recipe RECIPE --set name=NEW --init-from {written}")

@@ -13,12 +13,17 @@ from sparsellm.export.card import CARD_FILE, model_card
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
 from sparsellm.export.early_checks import check_export, check_import
+from sparsellm.recipe.vocabulary import GENERATION_FILE, HF_PREFIX, TOKENIZER_FILES
 from sparsellm.runs import saver, state
 from sparsellm.runs.checkpoint import RECIPE_FILE, CheckpointError, Snapshot
 from sparsellm.runs.files import fsync, write_atomically
-from sparsellm.runs.huggingface import hf_folder
-from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
-from sparsellm.runs.huggingface.pretrained import Pretrained, load_pretrained
+from sparsellm.runs.huggingface import hf_files, hf_folder
+from sparsellm.runs.huggingface.hf_tokenizer import (
+    added_around,
+    auto_tokenizer_agrees,
+    write_tokenizer,
+)
+from sparsellm.runs.huggingface.pretrained import Pretrained, load_pretrained, load_recipe_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -68,8 +73,11 @@ def export(
         shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
         partial.mkdir(parents=True)
         dropped = report if report and report.num_dropped else None
-        card = model_card(pretrained, dtype, dropped, license_name)
-        _write(pretrained, partial, card, max_shard_size, dropped)
+        _write(pretrained, partial, max_shard_size, dropped)
+        agrees = auto_tokenizer_agrees(partial)
+        card = model_card(pretrained, dtype, dropped, license_name, auto_tokenizer_agrees=agrees)
+        (partial / CARD_FILE).write_text(card, encoding="utf-8")
+        _finish(partial)
         partial.replace(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} was not written: {error}. {_remedy(error)}") from error
@@ -87,7 +95,6 @@ def _remedy(error: Exception) -> str:
 def _write(
     pretrained: Pretrained,
     folder: Path,
-    card: str,
     max_shard_size: str,
     dropped: DropReport | None,
 ) -> None:
@@ -95,18 +102,57 @@ def _write(
     # The FFN in each block has the stock names and shapes, so the stock class reads the weights.
     pretrained.model.save_pretrained(folder, max_shard_size=max_shard_size)
     _state_rope_twice(folder / hf_folder.CONFIG_FILE)
-    write_tokenizer(recipe.data.tokenizer, folder, recipe.model.max_position_embeddings)
+    own = None if pretrained.trained else hf_files.tokenizer_of(pretrained.path)
+    if own is None:
+        write_tokenizer(recipe.data.tokenizer, folder, recipe.model.max_position_embeddings)
+    else:
+        hf_files.write_files(folder, hf_files.files_like(own, TOKENIZER_FILES))
+    if source := hf_files.source_of(pretrained.path):
+        # Of what was trained here since, the model's own settings have more.
+        settings = [] if pretrained.trained else [GENERATION_FILE]
+        files = hf_files.files_like(source, [*settings, *hf_files.LICENSE_FILES])
+        hf_files.write_files(folder, files)
     (folder / hf_folder.EXPORT_RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
-    trainer = json.dumps(pretrained.trainer, indent=1) + "\n"
+    tokenizer = {
+        "identity": pretrained.tokenizer.identity,
+        "eot_id": pretrained.tokenizer.eot_id,
+    }
+    trainer = json.dumps(pretrained.trainer | {"tokenizer": tokenizer}, indent=1) + "\n"
     (folder / hf_folder.EXPORT_TRAINER_FILE).write_text(trainer, encoding="utf-8")
     if dropped:
         (folder / DROP_DEAD_FILE).write_text(dropped.to_json(), encoding="utf-8")
-    (folder / CARD_FILE).write_text(card, encoding="utf-8")
+
+
+def _finish(folder: Path) -> None:
+    """Makes the files readable and durable."""
     mode = (folder / CARD_FILE).stat().st_mode
     for shard in folder.glob("*.safetensors"):
         shard.chmod(mode)  # safetensors makes files that only their owner can read
-    for path in [*folder.iterdir(), folder]:
+    for path in [*folder.rglob("*"), folder]:
         fsync(path)
+
+
+def export_notes(source: Path, folder: Path) -> list[str]:
+    """What a user of the export in ``folder`` must know, and how it differs from ``source``."""
+    notes = []
+    if not auto_tokenizer_agrees(folder):
+        notes.append(
+            "AutoTokenizer of transformers 5 rebuilds such a tokenizer and gives other ids: use "
+            "PreTrainedTokenizerFast.from_pretrained"
+        )
+    around = added_around(load_recipe_of(source).data.tokenizer)
+    if around and hf_folder.read_trainer(folder)["step"]:
+        notes.append(
+            f"the tokenizer came with a post-processor that makes {around} of a text; training "
+            "here has seen texts without it, so the export's tokenizer adds nothing"
+        )
+    return notes + (import_notes(source) if hf_folder.is_hugging_face(source) else [])
+
+
+def import_notes(source: Path) -> list[str]:
+    """Which files of a Hugging Face folder are left behind."""
+    names = hf_files.not_carried(hf_folder.local_copy(source))
+    return [f"left behind in {source}: {', '.join(names)}"] if names else []
 
 
 def _state_rope_twice(path: Path) -> None:
@@ -142,11 +188,18 @@ def import_export(source: Path, run_path: Path, recipe: str | None = None) -> tu
     """
     check_import(source, run_path)
     loaded = load_pretrained(source, recipe=recipe)
+    built_in = not loaded.recipe.data.tokenizer.startswith(HF_PREFIX)
+    # An export of a run with a tokenizer of ours has a file made of it, which is not needed.
+    is_ours = built_in and loaded.trained
     snapshot = Snapshot(
         step=int(loaded.trainer["step"]),
         model=state.gather_model(loaded.model),
         trainer=loaded.trainer,
         recipe_yaml=loaded.recipe.to_yaml(),
+        files=hf_files.carried_files(
+            None if is_ours else hf_files.tokenizer_of(loaded.path),
+            hf_files.source_of(loaded.path),
+        ),
     )
     written = saver.save(run_path / "checkpoints", snapshot, keep=1)
     write_atomically(run_path / RECIPE_FILE, snapshot.recipe_yaml)

@@ -5,6 +5,7 @@
 - ``model.safetensors`` (Hugging Face's names, fp32) and ``optimizer.safetensors``; several ranks
   write their parts, ``model-00001-of-00008.safetensors`` and so on;
 - ``stats.safetensors``, ``trainer.json``, ``recipe.yaml``;
+- ``tokenizer/`` and ``source/``, files of Hugging Face folders (hf_files.py);
 - ``rank_00000.json`` and ``rank_00000.safetensors``: data position and random state of each rank;
 - ``manifest.json``: every file with its hashes, the checkpoint's id and those of its ancestors.
 
@@ -69,6 +70,7 @@ class Snapshot:
     stats: dict[str, Tensor] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)  # position of this rank in the data
     rng: dict[str, Tensor] = field(default_factory=dict)  # random state of this rank
+    files: dict[str, bytes] = field(default_factory=dict)  # from elsewhere, see hf_files.py
 
 
 @dataclass(frozen=True)

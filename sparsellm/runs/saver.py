@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.runs import checkpoint, folders
 from sparsellm.runs.checkpoint import CheckpointError, Snapshot
-from sparsellm.runs.files import warn
+from sparsellm.runs.files import fsync, warn
 from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_pieces
 from sparsellm.runs.tensor_files import Part, file_name, write_parts
 
@@ -82,11 +82,12 @@ class Saver:
         """
         self.wait()
         position = json.dumps(snapshot.data, indent=1) + "\n"
-        texts = {f"{checkpoint.rank_name(self._rank)}.json": position}
+        texts = {f"{checkpoint.rank_name(self._rank)}.json": position.encode()}
         if self._rank == 0:
             trainer = snapshot.trainer | {"format": checkpoint.FORMAT}
-            texts[checkpoint.TRAINER_FILE] = json.dumps(trainer, indent=1) + "\n"
-            texts[checkpoint.RECIPE_FILE] = snapshot.recipe_yaml
+            texts[checkpoint.TRAINER_FILE] = (json.dumps(trainer, indent=1) + "\n").encode()
+            texts[checkpoint.RECIPE_FILE] = snapshot.recipe_yaml.encode()
+            texts |= snapshot.files
         tensors = self._own_tensors(snapshot)
         skipped = int(snapshot.trainer.get("skipped_in_a_row", 0))
         self._pending = self._thread.submit(self._save, snapshot.step, skipped, texts, tensors)
@@ -137,7 +138,7 @@ class Saver:
         return files
 
     def _save(
-        self, step: int, skipped: int, texts: dict[str, str], tensors: dict[str, dict[str, Part]]
+        self, step: int, skipped: int, texts: dict[str, bytes], tensors: dict[str, dict[str, Part]]
     ) -> Path:
         """Runs in the background: makes the folder, writes the ranks' files, and publishes them."""
         final = self._folder / checkpoint.step_name(step)
@@ -236,13 +237,15 @@ def _share_out(
 
 
 def _write_files(
-    partial: Path, texts: dict[str, str], tensors: dict[str, dict[str, Part]]
+    partial: Path, texts: dict[str, bytes], tensors: dict[str, dict[str, Part]]
 ) -> dict[str, FileEntry]:
     """Writes tensor files in parallel threads, most of which wait for the disk."""
-    files = {
-        name: write_pieces(partial / name, [memoryview(text.encode())])
-        for name, text in texts.items()
-    }
+    folders = {(partial / name).parent for name in texts}
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    files = {name: write_pieces(partial / name, [memoryview(text)]) for name, text in texts.items()}
+    for folder in folders - {partial}:
+        fsync(folder)
     paths = [partial / name for name in tensors]
     with ThreadPoolExecutor(len(paths)) as pool:
         written = pool.map(write_parts, paths, tensors.values())

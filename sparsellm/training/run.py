@@ -68,6 +68,7 @@ class Run:
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
     parent: Parent | None = None  # checkpoint of another run that this run goes on from
     repeating: set[str] = field(default_factory=set)  # corpora whose text is read again
+    carried: dict[str, bytes] = field(default_factory=dict)  # by the main rank, see hf_files.py
     log: MetricsLog | None = None  # of the main rank, while it trains
 
     def write(self, record: Record) -> None:

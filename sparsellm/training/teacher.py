@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.model import HFModel, prepare_blocks
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe
@@ -90,11 +91,12 @@ def load_teacher(
             f"{saved['path']}); give the teacher's place with --init-from, or begin a new run: "
             "--set name=NEW"
         )
-    theirs, ours = loaded.recipe.data.tokenizer, recipe.data.tokenizer
-    if theirs != ours or loaded.recipe.padded_vocab_size != recipe.padded_vocab_size:
+    theirs, ours = loaded.tokenizer, load_tokenizer(recipe.data.tokenizer)
+    same_ids = (theirs.identity, theirs.eot_id) == (ours.identity, ours.eot_id)
+    if not same_ids or loaded.recipe.padded_vocab_size != recipe.padded_vocab_size:
         raise ValueError(
-            f"train.distillation: the teacher {path} has the tokenizer {theirs} and "
-            f"{loaded.recipe.padded_vocab_size} logits, this run {ours} and "
+            f"train.distillation: the teacher {path} has the tokenizer {theirs.name} "
+            f"and {loaded.recipe.padded_vocab_size} logits, this run {ours.name} and "
             f"{recipe.padded_vocab_size}: both must be the same"
         )
     plain = {"activation_checkpointing": False, "weight_gradients": "autograd"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -110,3 +111,47 @@ def logits(model, length=40):
     """Of two sequences, longer than the windows above."""
     tokens = torch.randint(257, (2, length), generator=torch.Generator().manual_seed(5))
     return model(tokens.to(model.device)).logits
+
+
+CHAT_TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+_CORPUS = "In 2024 the cats, dogs and Document 1. sat on it. Q: why? A: because of 2,048 zeros.\n"
+
+
+def write_chat_model(folder, template="<bos> $A", **shape):
+    """A folder of a model that others trained to answer: a text begins with <bos> (id 0) and ends
+    with <eos> or <|im_end|> (1, 2), and all of its settings are their own."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    special = ["<bos>", "<eos>", "<|im_end|>", "<pad>", "<unk>"]
+    tokenizer.train_from_iterator(
+        [_CORPUS] * 9,
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=340,
+            special_tokens=special,
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=template, special_tokens=[("<bos>", 0), ("<eos>", 1)]
+    )
+    ids = {"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 3}
+    fields = {**SHAPE, **ids, "vocab_size": 344, **shape}
+    torch.manual_seed(7)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    model.generation_config = transformers.GenerationConfig(
+        **ids, do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.1
+    )
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    written = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk")}
+    written |= {"additional_special_tokens": ["<|im_end|>"], "model_max_length": 48}
+    written |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(written))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "LICENSE").write_text("Permission is granted.\n")
+    (folder / "USAGE.md").write_text("Ask it.\n")
+    return folder

@@ -10,11 +10,7 @@ from hypothesis import given, settings, strategies as st
 from transformers import AutoTokenizer
 
 from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.runs.huggingface.hf_tokenizer import (
-    build_tokenizer,
-    check_tokenizer,
-    write_tokenizer,
-)
+from sparsellm.runs.huggingface.hf_tokenizer import check_tokenizer, write_tokenizer
 
 # Runs of every kind of white space, contractions, digits and signs: where GPT-2's split decides.
 SPLITTING = st.text(
@@ -139,7 +135,7 @@ def test_special_tokens_and_inputs(pair):
 
 
 def test_another_tokenizer_is_refused(gpt2, raw_bytes, tmp_path):
-    build_tokenizer("bytes").save(str(tmp_path / "tokenizer.json"))
+    write_tokenizer("bytes", tmp_path, context_length=64)
     check_tokenizer(tmp_path, raw_bytes.ours)
     with pytest.raises(ValueError, match=r"tokenizer\.json \(257 ids.*is not .* 'gpt2'.* give a"):
         check_tokenizer(tmp_path, gpt2.ours)

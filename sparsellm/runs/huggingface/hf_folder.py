@@ -15,6 +15,7 @@ from sparsellm.paths import hub_id
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.families import PUBLISHED
 from sparsellm.recipe.strict import read_json, read_model
+from sparsellm.recipe.vocabulary import CONFIG_FILE, TOKENIZER_FILES
 from sparsellm.runs import checkpoint
 from sparsellm.runs.files import read_tensors
 
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
-CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"  # where there is more than one shard
 _EMBEDDING = "model.embed_tokens.weight"
 
 # What a model is read from; a repository may hold other frameworks' weights too.
-_FILES = ["*.json", "*.safetensors", "*.yaml", "*.txt", "*.model"]
+_FILES = ["*.json", "*.safetensors", "*.yaml", *TOKENIZER_FILES, "LICENSE*", "NOTICE*", "*.md"]
 
 REMEDY = "export the checkpoint again, or put the model's own file back"
 
@@ -39,9 +39,15 @@ class _ShardIndex(BaseModel):
     weight_map: dict[str, str] = Field(min_length=1)  # shard of each tensor
 
 
+class _Tokenizer(BaseModel):
+    identity: str
+    eot_id: NonNegativeInt
+
+
 class _Trainer(BaseModel):
     step: NonNegativeInt
     tokens: NonNegativeInt = 0
+    tokenizer: _Tokenizer | None = None
 
 
 def is_export(path: Path) -> bool:
@@ -59,7 +65,14 @@ def read_trainer(path: Path) -> dict[str, Any]:
     file = path / EXPORT_TRAINER_FILE
     if not file.is_file():
         return {"step": 0, "tokens": 0}
-    return read_model(file, _Trainer, REMEDY)
+    content = read_model(file, _Trainer, REMEDY)
+    return {key: value for key, value in content.items() if key != "tokenizer"}
+
+
+def exported_tokenizer(path: Path) -> dict[str, Any]:
+    """Identity and end-of-document id of the tokenizer of an export; empty where it has none."""
+    file = path / EXPORT_TRAINER_FILE
+    return (read_model(file, _Trainer, REMEDY) if file.is_file() else {}).get("tokenizer") or {}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

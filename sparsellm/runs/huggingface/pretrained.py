@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
     PreTrainedModel as HFModel,
     PreTrainedTokenizerBase as HFTokenizer,
 )
@@ -21,12 +19,18 @@ from sparsellm.device import pick_device, pick_dtype, place
 from sparsellm.ffn.inference_path.accelerate import accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe
-from sparsellm.recipe.vocabulary import HF_PREFIX, TOKENIZER_FILE
+from sparsellm.recipe.vocabulary import HF_PREFIX
 from sparsellm.runs import checkpoint, state
-from sparsellm.runs.huggingface import hf_folder
+from sparsellm.runs.huggingface import hf_files, hf_folder
 from sparsellm.runs.huggingface.find import find_checkpoint
-from sparsellm.runs.huggingface.hf_config import check_config, derive_recipe, read_config
-from sparsellm.runs.huggingface.hf_tokenizer import check_tokenizer, stock_tokenizer
+from sparsellm.runs.huggingface.hf_config import check_config, derive_recipe
+from sparsellm.runs.huggingface.hf_generation import set_generation
+from sparsellm.runs.huggingface.hf_tokenizer import (
+    check_identity,
+    check_tokenizer,
+    folder_tokenizer,
+    stock_tokenizer,
+)
 from sparsellm.runs.manifest import verify
 
 
@@ -40,6 +44,28 @@ class Pretrained:
     tokenizer: Tokenizer
     trainer: dict[str, Any]  # step, tokens, world_size and versions of the run
     stored: str  # type or types that the weights had where they were read, such as "bfloat16"
+
+    @property
+    def trained(self) -> bool:
+        """Whether the weights were trained here: texts then followed the end-of-document token."""
+        return bool(self.trainer["step"])
+
+    @property
+    def begin_ids(self) -> list[int]:
+        """The ids that a text alone begins with, as in the model's training."""
+        return [self.tokenizer.eot_id] if self.trained else self.tokenizer.begin_ids
+
+    def stock_tokenizer(self, **options: Any) -> HFTokenizer:
+        """The tokenizer of transformers with which the model is used.
+
+        Of weights that were not trained here, it is that of their folder, as it is. Otherwise it
+        is training's, and ``options`` are those of transformers' tokenizer.
+        """
+        own = None if self.trained else hf_files.tokenizer_of(self.path)
+        if own is not None:
+            return folder_tokenizer(own)
+        most = self.recipe.model.max_position_embeddings
+        return stock_tokenizer(self.recipe.data.tokenizer, most, **options)
 
 
 @dataclass(frozen=True)
@@ -91,13 +117,10 @@ def build_pretrained(
     else:
         source = str(weights.path / checkpoint.MODEL_FILE)
     model = build_zero_model(weights.recipe, tokenizer.eot_id)
-    # Ends at the end of a document, and gives no id that only pads the embedding.
     padding = list(range(tokenizer.vocab_size, weights.recipe.padded_vocab_size))
-    model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.eot_id,
-        eos_token_id=tokenizer.eot_id,
-        pad_token_id=tokenizer.eot_id,
-        suppress_tokens=padding or None,
+    trained = bool(weights.trainer["step"])
+    set_generation(
+        model, tokenizer.eot_id, padding, hf_files.source_of(weights.path), trained=trained
     )
     state.restore_model(model, weights.tensors, source, remedy)
     model = place(model, device, dtype)
@@ -109,7 +132,7 @@ def build_pretrained(
 def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = None) -> Recipe:
     """The recipe of a checkpoint or Hugging Face folder, without its weights.
 
-    The tokenizer of an export is that of the folder.
+    A tokenizer of Hugging Face's is the one that lies there, whatever became of its first place.
 
     Args:
         path: as `find_checkpoint` gives it.
@@ -120,14 +143,18 @@ def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = N
         FileNotFoundError, ValueError: it is missing or damaged, or see `derive_recipe`.
     """
     if not hf_folder.is_hugging_face(path):
-        return load_recipe(str(path / checkpoint.RECIPE_FILE))
+        loaded = load_recipe(str(path / checkpoint.RECIPE_FILE))
+        name = loaded.data.tokenizer
+        if name.startswith(HF_PREFIX) and hf_files.tokenizer_of(path) is None:
+            check_identity(path, name)
+        return hf_files.with_own_tokenizer(loaded, path)
     if recipe is None and not hf_folder.is_export(path):
         return derive_recipe(path, given or path)
     loaded = load_recipe(recipe or str(path / hf_folder.EXPORT_RECIPE_FILE))
+    loaded = hf_files.with_own_tokenizer(loaded, path)
     check_config(path, loaded)
-    if loaded.data.tokenizer.startswith(HF_PREFIX) and (path / TOKENIZER_FILE).is_file():
-        data = loaded.data.model_copy(update={"tokenizer": f"{HF_PREFIX}{path.resolve()}"})
-        loaded = loaded.model_copy(update={"data": data})
+    if hf_folder.is_export(path) and loaded.data.tokenizer.startswith(HF_PREFIX):
+        check_identity(path, loaded.data.tokenizer)
     return loaded
 
 
@@ -178,7 +205,7 @@ def read_weights(path: Path, recipe: str | None = None) -> Weights:
             loaded = load_recipe_of(found, path, recipe)
             tensors = hf_folder.model_weights(found, loaded)
             return Weights(found, loaded, tensors, hf_folder.read_trainer(found))
-        verify(found, [checkpoint.RECIPE_FILE])
+        verify(found, [checkpoint.RECIPE_FILE, *hf_files.carried_names(found)])
         trainer = checkpoint.read_trainer(found)
         loaded = load_recipe_of(found)
         return Weights(found, loaded, checkpoint.read_kind(found, checkpoint.MODEL), trainer)
@@ -231,8 +258,7 @@ def load(
         loaded = load_stock(str(path), found, on, dtype)
     else:
         ours = load_pretrained(path, on, dtype)
-        most = ours.recipe.model.max_position_embeddings
-        loaded = Loaded(ours.model, stock_tokenizer(ours.recipe.data.tokenizer, most))
+        loaded = Loaded(ours.model, ours.stock_tokenizer())
     if accelerate and on.type == "cuda":
         put_kernels_under(loaded.model)
     return loaded
@@ -245,8 +271,7 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
         ValueError: it cannot be loaded; the message has the ``name`` that the user gave, and why.
     """
     if hf_folder.is_published(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, config=read_config(folder))
-        return Loaded(load_pretrained(folder, device, dtype).model, tokenizer)
+        return Loaded(load_pretrained(folder, device, dtype).model, folder_tokenizer(folder))
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -255,7 +280,7 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
             ignore_mismatched_sizes=True,  # they are refused below, by name
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = folder_tokenizer(folder)
     except Exception as error:  # transformers raises many kinds
         raise ValueError(f"{name}: transformers cannot load it: {_reason(error)}") from error
     # transformers would leave these random, and only warn.

@@ -12,8 +12,11 @@ from sparsellm import __version__
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe
+from sparsellm.recipe.vocabulary import HF_PREFIX, tokenizer_folder
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.history import parent_of
+from sparsellm.runs.huggingface import hf_files
+from sparsellm.runs.huggingface.find import find_checkpoint
 from sparsellm.runs.huggingface.pretrained import read_weights
 from sparsellm.runs.telemetry.records import Parent
 from sparsellm.training.counting.kernel_policy import kernels_state, restore_kernels
@@ -62,6 +65,7 @@ def begin_save(run: Run) -> None:
             recipe_yaml=recipe.to_yaml(),
             data=run.loader.state_dict(run.data_position),
             rng=_rng_state(),
+            files=run.carried,
         )
     )
 
@@ -70,6 +74,13 @@ def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> N
     """Restores or initialises the run, without changing its folder."""
     say = run.accelerator.print
     run.activity.begin("loading", run.step)
+    with together(run.accelerator.device):
+        if run.accelerator.is_main_process:
+            begun, name = resume_from or init_from, run.recipe.data.tokenizer
+            run.carried = hf_files.carried_files(
+                tokenizer_folder(name) if name.startswith(HF_PREFIX) else None,
+                hf_files.source_of(find_checkpoint(begun)) if begun else None,
+            )
     if resume_from is not None:
         say(f"resuming from {resume_from}")
         for note in restore_run(run, resume_from):

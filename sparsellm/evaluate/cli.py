@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sparsellm.evaluate.suite import Suite
     from sparsellm.runs.huggingface.pretrained import Pretrained
 
-_USUAL_CONTEXT = 2048  # context length of a model whose configuration has none
-
 
 def add_eval_parser(commands: Any) -> None:
     """Adds ``eval`` to the ``sparsellm`` command."""
@@ -133,18 +131,16 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
         )
         ours = None if foreign else load_pretrained(path, device, dtype)
         if ours:
-            model, tokenizer = ours.model, ours.tokenizer
-            context_length = ours.recipe.model.context_length
+            # A special token in a row is text, as in training; no row of the suite has one.
+            model, tokenizer = ours.model, ours.stock_tokenizer(split_special_tokens=True)
         else:
             model, tokenizer = load_stock(str(options.checkpoint), path, device, dtype)
-            stated = getattr(model.config, "max_position_embeddings", None)
-            context_length = int(stated or _USUAL_CONTEXT)
     if options.kernels != "dense":
         accelerate_whole(model, options.kernels)
     if accelerator is None or accelerator.is_main_process:
         tasks = counted(len(evaluator.tasks), "task")
         print(f"preparing the rows of {tasks}", file=sys.stderr, flush=True)
-    scores = evaluator.run(model, tokenizer, context_length)
+    scores = evaluator.run(model, tokenizer)
     if scores is None:
         return
     trained = ours.trainer if ours else {}

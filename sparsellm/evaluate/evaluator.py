@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel as HFModel, PreTrainedTokenizerBase as HFTokenizer
 
-from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.evaluate.lm_eval_tasks import build_other_tasks
 from sparsellm.evaluate.scores import Scores, from_lm_eval
 from sparsellm.evaluate.suite import (
@@ -59,8 +58,7 @@ class Evaluator:
     def run(
         self,
         model: HFModel,
-        tokenizer: Tokenizer | HFTokenizer,
-        context_length: int,
+        tokenizer: HFTokenizer,
         agreement: Agreement | None = None,
     ) -> Scores | None:
         """Scores a model of which every rank holds a copy; returns None except on the main rank.
@@ -75,7 +73,6 @@ class Evaluator:
             lm = SparseLM(
                 model,
                 tokenizer,
-                max_length=context_length,
                 batch_size=self.batch_size,
                 softmax_dtype=torch.float32 if self.suite.log_softmax == "float32" else None,
                 accelerator=self.accelerator,

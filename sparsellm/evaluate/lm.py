@@ -11,8 +11,9 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel as HFModel, PreTrainedTokenizerBase as HFTokenizer
 
-from sparsellm.data.tokenizer import Tokenizer
-from sparsellm.runs.huggingface.hf_tokenizer import stock_tokenizer
+from sparsellm.runs.huggingface.hf_tokenizer import without_end
+
+_TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 
 Request = tuple[tuple[str, str], list[int], list[int]]  # (context, continuation), their tokens
 
@@ -34,11 +35,14 @@ class InterruptedHere(Exception):
 class SparseLM(HFLM):
     """A model in memory, one copy per rank; the ranks divide the rows among them.
 
+    As in lm-eval, requests longer than `max_position_embeddings` of the model lose their beginning,
+    and the tokenizer's beginning-of-text token, else its end-of-text token, stands before a text
+    without context. What a tokenizer puts after every text is left out: a question does not end
+    before its answer.
+
     Args:
         model: in evaluation mode, on its device.
-        tokenizer: what it was trained with; the ``eot_id`` of ours stands before a text without
-            context.
-        max_length: tokens; longer requests lose their beginning, as in lm-eval.
+        tokenizer: that it is used with.
         batch_size: requests that are scored at once.
         softmax_dtype: type of the log-softmax; None: the model's.
         accelerator: of the ranks; None: one process.
@@ -52,29 +56,27 @@ class SparseLM(HFLM):
     def __init__(
         self,
         model: HFModel,
-        tokenizer: Tokenizer | HFTokenizer,
+        tokenizer: HFTokenizer,
         *,
-        max_length: int,
         batch_size: int,
         softmax_dtype: torch.dtype | None,
         accelerator: Any = None,
         show_progress: bool = False,
         agreement: Agreement | None = None,
     ) -> None:
-        if not isinstance(tokenizer, HFTokenizer):
-            # A special token in a row is text, as in training; no row of the suite has one.
-            tokenizer = stock_tokenizer(tokenizer.name, split_special_tokens=True)
-        elif tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
             raise ValueError(
                 f"{tokenizer.name_or_path}: the tokenizer has neither a beginning-of-text nor an "
                 "end-of-text token, one of which lm-eval puts before a text without context: name "
                 f"it as eos_token in {Path(tokenizer.name_or_path) / 'tokenizer_config.json'}"
             )
+        tokenizer = without_end(tokenizer)
+        # lm-eval cuts what is too long: no warning of transformers.
+        tokenizer.deprecation_warnings[_TOO_LONG] = True
         super().__init__(
             pretrained=model,
             backend="causal",
             tokenizer=tokenizer,
-            max_length=max_length,
             batch_size=batch_size,
             softmax_dtype=softmax_dtype,
         )

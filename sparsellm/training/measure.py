@@ -4,7 +4,6 @@ A run that is killed here, or asked to stop, finds out when it resumes which rec
 Benchmarks are those of `sparsellm eval`, of the model in memory, without a checkpoint.
 """
 
-from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.device import default_dtype, place
 from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.in_training import data_dir, with_remedy
@@ -14,6 +13,7 @@ from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, 
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs import state
 from sparsellm.runs.files import warn
+from sparsellm.runs.huggingface.hf_tokenizer import stock_tokenizer
 from sparsellm.runs.telemetry.records import (
     METRICS_FILE,
     FailureRecord,
@@ -50,7 +50,7 @@ class Measurements:
                     batch_size=config.batch_size,
                     accelerator=run.accelerator,
                 )
-            self._tokenizer = load_tokenizer(run.recipe.data.tokenizer)
+            self._tokenizer = stock_tokenizer(run.recipe.data.tokenizer, split_special_tokens=True)
 
     def missing(self) -> list[str]:
         """What was due after the step that the run resumed from, and has no record."""
@@ -119,8 +119,8 @@ class Measurements:
         assert evaluator is not None
         error, scores = None, None
         try:
-            model = _copy_model(run, self._tokenizer.eot_id)
-            scores = evaluator.run(model, self._tokenizer, run.recipe.model.context_length, self)
+            model = _copy_model(run, self._tokenizer.eos_token_id)
+            scores = evaluator.run(model, self._tokenizer, self)
         except (FailedTogether, Interrupted):
             raise
         except Exception as met:

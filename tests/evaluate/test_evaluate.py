@@ -19,10 +19,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import manager
 from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
+from runs.hf_models import write_chat_model
 from runs.test_metrics_log import _offline_records
 from transformers import GPT2TokenizerFast
 from warm import ranks
 
+import sparsellm
+from sparsellm.cli import main
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.evaluate import suite as suite_module
 from sparsellm.evaluate.cli import _beside
@@ -35,9 +38,12 @@ from sparsellm.evaluate.suite import (
     task_config,
     templates_compiled_once,
 )
+from sparsellm.export.save_export import export, import_export
 from sparsellm.model import build_model, model_config
 from sparsellm.paths import bundled
 from sparsellm.runs import checkpoint, state
+from sparsellm.runs.huggingface import hf_config
+from sparsellm.runs.huggingface.hf_tokenizer import stock_tokenizer
 from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.runs.telemetry.evaluations import read_evaluations
 from sparsellm.runs.telemetry.records import read_metrics
@@ -79,9 +85,14 @@ def pair(tiny, gpt2_cache, tmp_path):
         folder = tmp_path / "stock"
         stock.to(dtype).save_pretrained(folder)
         _stock_tokenizer(gpt2_cache).save_pretrained(folder)
-        return ours.to(dtype).eval(), tokenizer, folder
+        return ours.to(dtype).eval(), _tokenizer("gpt2"), folder
 
     return build
+
+
+def _tokenizer(name):
+    """As `sparsellm eval` has it of a model that was trained here."""
+    return stock_tokenizer(name, split_special_tokens=True)
 
 
 def _stock_tokenizer(cache: Path) -> GPT2TokenizerFast:
@@ -103,15 +114,17 @@ def _write(folder: Path, name: str, data_dir: Path | None) -> Path:
 def lm_eval_command(monkeypatch):
     """Runs lm-eval's own command, within this process, and reads its results file."""
 
-    def run(stock: Path, tasks: Path, dtype: str, *arguments: str) -> dict:
+    def run(stock: Path, tasks: Path, dtype: str, *arguments: str, names=tuple(NAMES)) -> dict:
         command = ["lm_eval", "--model", "hf", "--device", "cpu"]
-        command += ["--model_args", f"pretrained={stock},dtype={dtype}", "--tasks", ",".join(NAMES)]
+        command += ["--model_args", f"pretrained={stock},dtype={dtype}", "--tasks", ",".join(names)]
         command += ["--include_path", str(tasks), "--output_path", str(tasks / "out.json")]
         monkeypatch.setattr(sys, "argv", [*command, *arguments])
         monkeypatch.setattr(lm_eval_main, "setup_logging", lambda: None)  # of the whole process
         lm_eval_main.cli_evaluate()
         (found,) = tasks.glob("out*.json")
-        return json.loads(found.read_text(encoding="utf-8"))
+        content = json.loads(found.read_text(encoding="utf-8"))
+        found.unlink()
+        return content
 
     return run
 
@@ -125,19 +138,79 @@ def test_scores_are_those_of_lm_evals_own_command(  # noqa: PLR0917
     pair, lm_eval_command, data_dir, tmp_path, dtype, context_length, limit
 ):
     gated = "true" if dtype == "float32" else "false"  # Llama and Arcee
-    ours, tokenizer, stock = pair(getattr(torch, dtype), context_length, f"ffn.gated={gated}")
+    # Scored at the model's positions, which may be more than a training sequence has.
+    overrides = [f"ffn.gated={gated}", "model.huggingface={max_position_embeddings: 72}"]
+    ours, tokenizer, stock = pair(getattr(torch, dtype), context_length, *overrides)
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     for name in NAMES:
         _write(tasks, name, data_dir)
     sizes = ("--limit", str(limit), "--batch_size", "16")
     evaluation = Evaluator(data_dir=data_dir, limit=limit, batch_size=16)
-    scores = evaluation.run(ours, tokenizer, context_length)
+    scores = evaluation.run(ours, tokenizer)
     results = lm_eval_command(stock, tasks, dtype, *sizes)
     assert scores == from_lm_eval(results, SUITE, scores.num_requests, scores.num_cut)
     assert list(scores.tasks) == NAMES
     assert scores.num_requests > 7 * limit
     assert scores.num_cut > 0  # longer than the context, and cut as lm-eval cuts it
+
+
+def test_a_model_from_elsewhere_is_scored_as_by_lm_evals_own_command(
+    lm_eval_command, data_dir, tmp_path, monkeypatch
+):
+    """Its texts begin with <bos>, which the scores of its folder, its import and its export need;
+    and it has more positions than the recipe of its import has tokens in a sequence."""
+    folder = tmp_path / "theirs"
+    write_chat_model(folder, max_position_embeddings=512)
+    monkeypatch.setattr(hf_config, "_CONTEXT", 32)
+    import_export(folder, tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "exported", "fp32")
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    _write(tasks, "piqa", data_dir)
+    few = ["--limit", "40", "--batch_size", "16"]
+    expected = lm_eval_command(folder, tasks, "float32", *few, names=["piqa"])["results"]["piqa"]
+    options = [
+        "--tasks",
+        "piqa",
+        "--data-dir",
+        str(data_dir),
+        "--limit",
+        "40",
+        "--batch-size",
+        "16",
+    ]
+    for place in (folder, tmp_path / "run", tmp_path / "exported"):
+        out = tmp_path / "scores.json"
+        assert main(["eval", str(place), *options, "--out", str(out)]) == 0
+        found = json.loads(out.read_text())["tasks"]["piqa"]
+        for metric in ("acc", "acc_norm"):
+            assert found[metric] == expected[f"{metric},none"], (place, metric)
+        answers = lm_eval_command(tmp_path / "exported", tasks, "float32", *few, names=["piqa"])
+    assert answers["results"]["piqa"] == expected
+    # The metric sees the first token.
+    content = json.loads((folder / "tokenizer.json").read_text()) | {"post_processor": None}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    other = lm_eval_command(folder, tasks, "float32", *few, names=["piqa"])["results"]["piqa"]
+    assert other["acc_norm,none"] != expected["acc_norm,none"]
+
+
+def test_an_end_token_after_every_text_is_not_scored_as_an_answer(tmp_path):
+    folder = write_chat_model(tmp_path / "theirs", "<bos> $A <eos>")
+    model, tokenizer = sparsellm.load(folder)
+    assert tokenizer("cats").input_ids[-1] == 1  # the user's own is as it was
+    lm = SparseLM(model, tokenizer, batch_size=2, softmax_dtype=None)
+    requests = [Instance("loglikelihood", {}, ("Q: why? A:", " because of 2,048 zeros"), 0)]
+    (found,) = lm.loglikelihood(requests)
+    plain = sparsellm.load(write_chat_model(tmp_path / "plain"))
+    reference = HFLM(pretrained=plain.model, tokenizer=plain.tokenizer, batch_size=2)
+    assert found == reference.loglikelihood(requests)[0]
+    assert (
+        lm.tok_batch_encode(["cats"])[0].tolist()
+        == reference.tok_batch_encode(["cats"])[0].tolist()
+    )
+    wrong = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2).loglikelihood(requests)
+    assert found != wrong[0]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -157,19 +230,18 @@ def test_log_likelihoods_are_those_of_the_stock_class(pair, device, dtype):
             ]
         )
     ]
-    options = {"max_length": 80, "batch_size": 4, "softmax_dtype": None}
+    options = {"batch_size": 4, "softmax_dtype": None}
     found = SparseLM(ours.to(device), tokenizer, **options).loglikelihood(requests)
     reference = HFLM(pretrained=str(stock), device=device, batch_size=4, dtype=dtype)
     assert reference.max_length == 80
-    assert reference.prefix_token_id == tokenizer.eot_id
+    assert reference.prefix_token_id == tokenizer.eos_token_id
     assert found == reference.loglikelihood(requests)  # every bit
 
 
 def test_an_answer_longer_than_the_context_is_scored_by_its_end(tiny):
-    recipe = tiny()
-    tokenizer = load_tokenizer("bytes")
-    model = build_model(recipe, tokenizer.eot_id).eval()
-    lm = SparseLM(model, tokenizer, max_length=16, batch_size=2, softmax_dtype=None)
+    tokenizer = _tokenizer("bytes")
+    model = build_model(tiny("model.context_length=16"), tokenizer.eos_token_id).eval()
+    lm = SparseLM(model, tokenizer, batch_size=2, softmax_dtype=None)
     text = "a text's 17 bytes"
     questions = (("?", text), ("more" + text[0], text[1:]), (text[0], text[1:]))
     requests = [Instance("loglikelihood", {}, both, i) for i, both in enumerate(questions)]
@@ -318,7 +390,7 @@ def test_training_evaluates_and_is_not_disturbed(
     # The record is what `sparsellm eval` makes of that step's checkpoint.
     loaded = load_pretrained(runs / "with" / last)
     scores = Evaluator(data_dir=data_dir, limit=5, batch_size=8).run(
-        loaded.model, loaded.tokenizer, loaded.recipe.model.context_length
+        loaded.model, loaded.stock_tokenizer(split_special_tokens=True)
     )
     _assert_same_scores(records[-1], asdict(scores))
     assert scores.num_cut > scores.num_answers_cut > 0  # longer than a context of 32 bytes
@@ -587,7 +659,7 @@ def test_generated_text_is_that_of_the_stock_class(pair):
     requests = [
         Instance("generate_until", {}, (text, options), index) for index, text in enumerate(texts)
     ]
-    settings = {"max_length": 48, "batch_size": 4, "softmax_dtype": None}
+    settings = {"batch_size": 4, "softmax_dtype": None}
     found = SparseLM(ours, tokenizer, **settings)
     reference = HFLM(pretrained=str(stock), device="cpu", batch_size=4, dtype="float32")
     for one, other in zip(

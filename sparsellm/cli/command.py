@@ -196,13 +196,13 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
     check_out(run_path, is_folder=True, option="--set logging.run_dir=DIR")
     start = None
-    text: list[str] = []
+    notes: list[str] = []
     if ranks.is_main():
         from sparsellm.training.resume.start_checks import check_run
 
-        start, text = check_run(recipe, options.resume, fresh=options.fresh)
+        start, notes = check_run(recipe, options.resume, options.init_from, fresh=options.fresh)
     say = _say_what_is_trained(recipe, options, start)
-    for line in text:
+    for line in notes:
         say(line)
     in_place = ranks.is_main() and on_terminal()
     with waiting("loading PyTorch", None if in_place else say):  # after all checks without it

@@ -39,7 +39,7 @@ def add_sweep_parser(commands: Any) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from sparsellm.sweep.plan import bundled_sweeps, is_finished, load_plan
+    from sparsellm.sweep.plan import bundled_sweeps, load_plan
 
     if options.sweep is None:
         for name, description in bundled_sweeps().items():
@@ -48,10 +48,12 @@ def _sweep(options: argparse.Namespace) -> None:
     plan = load_plan(options.sweep, options.overrides)
     chosen = plan.named(options.only)
     if options.list:
+        from sparsellm.sweep.folder import is_finished
+
         width = max(len(run.name) for run in chosen)
         for run in chosen:
             tokens = run.recipe.train.steps * run.recipe.train.global_batch_tokens
-            state = "finished" if is_finished(run.recipe) else "to do"
+            state = "finished" if is_finished(run) else "to do"
             print(f"{run.name:{width}} {tokens:>14,} tokens  {state}")
         return
     from sparsellm.data.first_look import check_text

@@ -15,10 +15,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import Recipe, load_recipe
-from sparsellm.recipe.strict import StrictModel, flatten, load_yaml, validate
-from sparsellm.runs.files import RECIPE_FILE
-from sparsellm.runs.telemetry.records import METRICS_FILE, read_metrics
-from sparsellm.training.optimization.schedule import measurements_due
+from sparsellm.recipe.strict import StrictModel, load_yaml, validate
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -67,6 +64,11 @@ class PlannedRun:
     group: str
     recipe: Recipe
     init_from: str | None = None  # name of the run whose last checkpoint it begins with
+
+    @property
+    def source_path(self) -> Path | None:
+        """The folder of that run."""
+        return None if self.init_from is None else self.recipe.run_path.parent / self.init_from
 
 
 @dataclass(frozen=True)
@@ -166,30 +168,3 @@ def _short(value: Any) -> str:
         return f"{float(value):g}" if not isinstance(value, bool) else str(value).lower()
     except (TypeError, ValueError):
         return str(value)
-
-
-def is_finished(recipe: Recipe) -> bool:
-    """Whether a run's records reach its last step, including the final measurements.
-
-    Raises:
-        ValueError: the folder's run has another recipe.
-    """
-    path = recipe.run_path
-    if not (path / METRICS_FILE).is_file() or not (path / RECIPE_FILE).is_file():
-        return False
-    saved, present = (_comparable(r) for r in (load_recipe(str(path / RECIPE_FILE)), recipe))
-    if keys := [k for k in saved | present if saved.get(k, ...) != present.get(k, ...)]:
-        raise ValueError(
-            f"{path} is a run of another recipe (it differs in {', '.join(keys)}): move it away, "
-            "or give the sweep another name"
-        )
-    last = [r for r in read_metrics(path) if r["step"] == recipe.train.steps]
-    done = {r["kind"] for r in last}
-    if any(r["kind"] == "failure" and r["what"] == "step" for r in last):
-        done.add("train")  # the step was skipped, and counts
-    return done >= {"train", *measurements_due(recipe, recipe.train.steps)}
-
-
-def _comparable(recipe: Recipe) -> dict[str, Any]:
-    """The settings that must not change when a run is resumed."""
-    return flatten(recipe.model_dump(mode="json", exclude={"description", "logging", "checkpoint"}))

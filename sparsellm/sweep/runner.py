@@ -8,10 +8,8 @@ deleted still count as finished.
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
-import shlex
 import signal
 import sys
 import time
@@ -24,9 +22,9 @@ from pathlib import Path
 from sparsellm.evaluate.in_training import check_evaluation
 from sparsellm.processes.launched import launch_config
 from sparsellm.recipe import Recipe
-from sparsellm.runs.files import SWEEP_FILE, write_atomically
 from sparsellm.runs.telemetry.records import of_kind, read_metrics
-from sparsellm.sweep.plan import PlannedRun, SweepPlan, is_finished
+from sparsellm.sweep.folder import begin, check_sources, is_finished
+from sparsellm.sweep.plan import PlannedRun, SweepPlan
 from sparsellm.sweep.worker import (
     LOG_FILE,
     STOP_SIGNALS,
@@ -67,15 +65,9 @@ def run_sweep(
         check_evaluation(recipe)
     launch_config(options.config)
     needed = {run.init_from for run in chosen} | {run.name for run in chosen}
-    done = {run.name for run in plan.runs if run.name in needed and is_finished(run.recipe)}
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "name": plan.name,
-        "description": plan.description,
-        "command": shlex.join(["sparsellm", *sys.argv[1:]]),
-        "runs": [{"name": r.name, "group": r.group, "seed": r.recipe.seed} for r in plan.runs],
-    }
-    write_atomically(plan.folder / SWEEP_FILE, json.dumps(content, indent=1) + "\n")
+    done = {run.name for run in plan.runs if run.name in needed and is_finished(run)}
+    check_sources(chosen, done)
+    begin(plan)
     for name in sorted(done):
         say(f"{name}: finished before")
     todo = [run for run in chosen if run.name not in done]
@@ -95,8 +87,7 @@ def run_sweep(
                 todo.remove(run)
                 log = run.recipe.run_path / LOG_FILE
                 say(f"{_at(begun)} | {run.name}: started; its log is {log}")
-                source = plan.folder / run.init_from if run.init_from else None
-                running[pool.submit(work, job, run.recipe, source)] = run
+                running[pool.submit(work, job, run.recipe, run.source_path)] = run
             if not running:
                 break
             finished, _ = wait(running, pause, return_when=FIRST_COMPLETED)
@@ -194,7 +185,7 @@ def _report(run: PlannedRun, future: Future[float], begun: float) -> bool:
         say(f"{at}: its worker died ({log}); the same command resumes it")
     elif error is not None:  # one run's failure must not end the others
         say(f"{at}: failed: {type(error).__name__}: {error} ({log})")
-    elif not is_finished(run.recipe):
+    elif not is_finished(run):
         say(f"{at}: stopped before its last step; the same command resumes it")
     else:
         say(f"{at}: {_summary(run.recipe)}, {future.result():.0f} s")

@@ -152,7 +152,12 @@ def _logged_loop(
     recipe, accelerator, say = run.recipe, run.accelerator, run.accelerator.print
     if accelerator.is_main_process:
         session = this_session(
-            run.step, run.tokens, accelerator.num_processes, accelerator.device, run.parent
+            run.step,
+            run.tokens,
+            accelerator.num_processes,
+            accelerator.device,
+            parent=run.parent,
+            init_from=run.origin,
         )
         run.log = MetricsLog(recipe, run.step, session)
     how = "interrupted"

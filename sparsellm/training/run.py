@@ -65,7 +65,7 @@ class Run:
     skips: SkippedSteps = field(default_factory=SkippedSteps)
     next_step: NextStep = field(default_factory=NextStep)
     compiled_before: float = field(default_factory=compile_seconds)  # by this process
-    origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
+    origin: Parent | None = None  # of the weights of step 0
     parent: Parent | None = None  # checkpoint of another run that this run goes on from
     repeating: set[str] = field(default_factory=set)  # corpora whose text is read again
     carried: dict[str, bytes] = field(default_factory=dict)  # by the main rank, see hf_files.py

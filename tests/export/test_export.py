@@ -30,8 +30,9 @@ from sparsellm.recipe import load_recipe
 from sparsellm.recipe.estimate import active_parameters
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import CheckpointError
-from sparsellm.runs.huggingface.find import find_checkpoint
+from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.huggingface.pretrained import load_pretrained
+from sparsellm.runs.manifest import read_manifest, write_manifest
 from sparsellm.training import loop
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
@@ -537,6 +538,18 @@ def test_a_run_with_a_checkpoint_resumes_without_what_it_began_with(
     capsys.readouterr()
     assert main([*command, "--set", "train.steps=3"]) == 0
     assert "step_00000002" in capsys.readouterr().out
+    other = shutil.copytree(trained, tmp_path / "weights")
+    assert main([*command, "--set", "train.steps=4"]) == 0
+    assert "is not used" not in capsys.readouterr().out  # these are the weights that it began with
+    manifest = read_manifest(other)
+    write_manifest(other, manifest.model_copy(update={"id": "another"}))
+    assert main([*command, "--set", "train.steps=5"]) == 0
+    note = (
+        f"warning: --init-from {weights} is not used: this run resumes, and its first weights were "
+        "those of debug (step 1). To begin with the given ones, train by another name"
+    )
+    assert note in capsys.readouterr().out
+    shutil.rmtree(other)
     recipe = load_pretrained(tmp_path / "runs" / "new").recipe
     assert recipe.model == load_recipe("debug", tiny_overrides).model  # that of the weights
     assert "is not a checkpoint" in _error(capsys, *command, "--fresh")
@@ -551,7 +564,14 @@ def test_another_activation_on_the_same_weights_is_said(tiny, exported, capsys, 
     assert "changed since the checkpoint: name" not in out
     train(tiny("name=silu", "train.steps=4", "ffn.activation=silu"))  # resumed: it still knows
     path = find_checkpoint(tmp_path / "runs" / "silu")
-    assert load_pretrained(path).trainer["init_from"] == {"name": "debug", "step": 1, "tokens": 256}
+    origin = load_pretrained(path).trainer["init_from"]
+    assert origin == {
+        "name": "debug",
+        "step": 1,
+        "tokens": 256,
+        "path": str(exported),
+        "id": weights_id(exported),
+    }
     export(path, tmp_path / "again")
     card = (tmp_path / "again" / "README.md").read_text()
     assert "| initial weights | `debug` after 256 tokens, not counted above |" in card

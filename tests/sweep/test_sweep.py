@@ -19,9 +19,11 @@ from sparsellm.cli import main
 from sparsellm.paths import bundled
 from sparsellm.report.sweep_report import write_sweep_report
 from sparsellm.report.sweep_runs import read_sweep
+from sparsellm.runs.manifest import Manifest, read_manifest, write_manifest
 from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.sweep import worker
-from sparsellm.sweep.plan import is_finished, load_plan
+from sparsellm.sweep.folder import begin, check_sources, is_finished
+from sparsellm.sweep.plan import PlannedRun, load_plan
 
 WARM = ROOT / "tests" / "sweep" / "warm_sweep.py"
 
@@ -153,7 +155,16 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     trainer = json.loads(
         (folder / "l1-0.1-seed0/checkpoints/step_00000004/trainer.json").read_text()
     )
-    assert trainer["init_from"] == {"name": "dense-relu-seed0", "step": 4, "tokens": 1024}
+    source = folder / "dense-relu-seed0" / "checkpoints" / "step_00000004"
+    assert trainer["init_from"] == {
+        "name": "dense-relu-seed0",
+        "step": 4,
+        "tokens": 1024,
+        "path": str(source),
+        "id": read_manifest(source).id,
+    }
+    assert second[0]["init_from"] == trainer["init_from"]
+    assert "init_from" not in first[0]
     killed = folder / "l1-0.1-seed0"  # after step 3, whose last checkpoint is step 2's
     shutil.rmtree(killed / "checkpoints" / "step_00000004")
     (killed / "checkpoints" / "latest").write_text("step_00000002")
@@ -404,11 +415,64 @@ def test_a_folder_that_is_not_a_sweep_is_named(tmp_path):
 def test_a_run_of_another_recipe_is_not_taken_for_a_finished_one(sweep_file, tiny, tmp_path):
     _write_sweep(tmp_path, tiny)
     recipe = tiny("name=l1", "sparsity.l1_coefficient=0.02", f"logging.run_dir={tmp_path}")
-    assert is_finished(recipe)
+    assert is_finished(PlannedRun("l1", "l1", recipe))
     assert {r["step"] for r in read_metrics(recipe.run_path)} == {1, 2, 3, 4}
     changed = recipe.model_copy(update={"seed": 7})
     with pytest.raises(ValueError, match=r"is a run of another recipe \(it differs in seed"):
-        is_finished(changed)
+        is_finished(PlannedRun("l1", "l1", changed))
+
+
+def test_a_run_that_began_with_other_weights_is_not_taken_for_a_finished_one(tiny, tmp_path):
+    _write_sweep(tmp_path, tiny)
+    recipe = tiny("name=l1", "sparsity.l1_coefficient=0.02", f"logging.run_dir={tmp_path}")
+    metrics, source = recipe.run_path / "metrics.jsonl", tmp_path / "dense-relu-seed0"
+    trained = metrics.read_text()
+    alone, after = (PlannedRun("l1", "l1", recipe, init) for init in (None, source.name))
+
+    def begun_with(init_from):
+        session = {"kind": "session", "step": 0, "id": "A", "init_from": init_from}
+        metrics.write_text(f"{json.dumps(session)}\n{trained}")
+
+    begun_with(None)
+    assert is_finished(alone)
+    with pytest.raises(ValueError, match=r"/l1 began with random weights, and would with those of"):
+        is_finished(after)
+    begun_with({"name": source.name, "step": 4, "tokens": 1024, "id": "first"})
+    with pytest.raises(ValueError, match=r"began with weights of dense-.*, and would with random"):
+        is_finished(alone)
+    assert is_finished(after)  # its source's checkpoints are gone
+    folder = source / "checkpoints" / "step_00000004"
+    folder.mkdir(parents=True)
+    for number in ("first", "second"):  # the source was trained, and trained again
+        manifest = Manifest(id=number, ancestors=[], step=4, created="", world_size=1, files={})
+        write_manifest(folder, manifest)
+        if number == "first":
+            assert is_finished(after)
+    with pytest.raises(ValueError, match=r"/l1 began with weights of dense-.* no longer its last"):
+        is_finished(after)
+    dense = PlannedRun(source.name, "dense-relu", recipe)
+    check_sources([after], {"l1"})
+    check_sources([dense, after], {"l1", source.name})
+    with pytest.raises(ValueError, match=r"dense-relu-seed0, which is not finished and will have"):
+        check_sources([dense, after], {"l1"})
+
+
+def test_two_sweeps_of_one_name_do_not_replace_each_others_summary(sweep_file, tiny, tmp_path):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    _write_sweep(folder, tiny)
+    write_sweep_report(folder)
+    written = (folder / "sweep.json").read_text()
+    runs = [{"name": "dense-relu", "seeds": [0, 1]}, {"name": "other"}]
+    plan = load_plan(str(sweep_file(runs=runs)), [f"logging.run_dir={tmp_path}"])
+    refused = r"tiny holds runs of another sweep called tiny \(l1\), which .* another `name`, or"
+    with pytest.raises(ValueError, match=refused):
+        begin(plan)
+    assert (folder / "sweep.json").read_text() == written
+    shutil.rmtree(folder / "l1")  # a run that the file no longer has
+    begin(plan)
+    runs = json.loads((folder / "sweep.json").read_text())["runs"]
+    assert [run["name"] for run in runs] == ["dense-relu-seed0", "dense-relu-seed1", "other-seed0"]
 
 
 def test_a_run_whose_last_step_was_skipped_is_finished(tiny, tmp_path):
@@ -421,4 +485,4 @@ def test_a_run_whose_last_step_was_skipped_is_finished(tiny, tmp_path):
     for what, finished in (("target", False), ("step", True)):
         found = [*kept, failure | {"what": what}]
         path.write_text("".join(json.dumps(line) + "\n" for line in found))
-        assert is_finished(recipe) == finished
+        assert is_finished(PlannedRun("l1", "l1", recipe)) == finished

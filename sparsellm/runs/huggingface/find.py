@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import xxhash
+
 from sparsellm.runs import checkpoint
 from sparsellm.runs.huggingface import hf_folder
+from sparsellm.runs.manifest import read_manifest
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -26,3 +29,27 @@ def find_checkpoint(path: Path) -> Path:
         f"{path} is not a checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), a "
         "run folder with checkpoints/ or a Hugging Face folder; give one such as runs/debug"
     )
+
+
+def weights_id(path: Path) -> str:
+    """An identity that differs where a model was trained again, read in no time.
+
+    It is that of a checkpoint's manifest; of a folder of Hugging Face's a hash of names, sizes and
+    samples of its weight files.
+
+    Args:
+        path: as `find_checkpoint` returns it.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing or damaged.
+    """
+    if checkpoint.is_checkpoint(path):
+        return read_manifest(path).id
+    from sparsellm.data.text.identity import (
+        content_identity,  # numpy: `sweep --list` answers sooner
+    )
+
+    digest = xxhash.xxh3_128()
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(f"{file.name} {content_identity(str(file))}\n".encode())
+    return digest.hexdigest()

@@ -19,7 +19,7 @@ from sparsellm.recipe.strict import parse_json, read_text, validate
 
 METRICS_FILE = "metrics.jsonl"
 # Fields that a line lacks if they are empty.
-_LEFT_OUT = ("corpus_tokens", "epochs", "by_corpus", "kernels", "parent")
+_LEFT_OUT = ("corpus_tokens", "epochs", "by_corpus", "kernels", "parent", "init_from")
 
 
 def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
@@ -73,13 +73,13 @@ class KernelStats:
 
 @dataclass(frozen=True)
 class Parent:
-    """The checkpoint of another run that a run began from."""
+    """The checkpoint of another run, or the folder of weights, that a run began from."""
 
     name: str  # of that run
     step: NonNegativeInt
     tokens: NonNegativeInt
-    path: str  # where the checkpoint was
-    id: str  # of the checkpoint, in its manifest
+    path: str = ""  # where it was
+    id: str = ""  # see `find.weights_id`
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ class SessionRecord(_Written):
     commit: str = ""  # of the code; "" where it was installed without its repository
     versions: dict[str, str] = field(default_factory=dict)  # of sparsellm, Python, torch, CUDA, …
     parent: Parent | None = None  # None: the run began at step 0
+    init_from: Parent | None = None  # of the weights of step 0; None: they were random
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,13 @@ def begin_run() -> None:
 
 
 def this_session(
-    step: int, tokens: int, ranks: int, device: torch.device, parent: Parent | None = None
+    step: int,
+    tokens: int,
+    ranks: int,
+    device: torch.device,
+    *,
+    parent: Parent | None = None,
+    init_from: Parent | None = None,
 ) -> SessionRecord:
     """The session of this process, or of its present run, which begins at a step."""
     started = _run_began.get() or psutil.Process().create_time()
@@ -49,6 +55,7 @@ def this_session(
         | versions(*_PACKAGES)
         | ({"cuda": torch.version.cuda} if torch.version.cuda else {}),
         parent=parent,
+        init_from=init_from,
     )
 
 

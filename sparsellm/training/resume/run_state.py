@@ -16,7 +16,7 @@ from sparsellm.recipe.vocabulary import HF_PREFIX, tokenizer_folder
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.history import parent_of
 from sparsellm.runs.huggingface import hf_files
-from sparsellm.runs.huggingface.find import find_checkpoint
+from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.huggingface.pretrained import read_weights
 from sparsellm.runs.telemetry.records import Parent
 from sparsellm.training.counting.kernel_policy import kernels_state, restore_kernels
@@ -55,7 +55,7 @@ def begin_save(run: Run) -> None:
                 "world_size": accelerator.num_processes,
                 "sparsellm": __version__,
                 "torch": torch.__version__,
-                "init_from": run.origin,
+                "init_from": asdict(run.origin) if run.origin else None,
                 "parent": asdict(run.parent) if run.parent else None,
                 **({"teacher": run.teacher.name} if run.teacher else {}),
                 "kernels": kernels_state(run.ffns, accelerator.device),
@@ -101,11 +101,13 @@ def initialise_run(run: Run, path: Path) -> list[str]:
     state.restore_model(
         run.model, weights.tensors, str(weights.path), "train a recipe of the same shapes"
     )
-    run.origin = {
-        "name": weights.recipe.name,
-        "step": weights.trainer["step"],
-        "tokens": weights.trainer["tokens"],
-    }
+    run.origin = Parent(
+        name=weights.recipe.name,
+        step=weights.trainer["step"],
+        tokens=weights.trainer["tokens"],
+        path=str(weights.path.resolve()),
+        id=weights_id(weights.path),
+    )
     changes = recipe_changes(weights.recipe.model_dump(mode="json"), run.recipe)
     return [
         f"weights of {weights.path}; the optimizer and the data begin at step 0",
@@ -136,7 +138,8 @@ def restore_run(run: Run, path: Path) -> list[str]:
     run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
     run.step, run.tokens = saved.step, saved.trainer["tokens"]
     run.skips.load_state_dict(saved.trainer)
-    run.origin = saved.trainer.get("init_from")
+    origin = saved.trainer.get("init_from")
+    run.origin = Parent(**origin) if origin else None
     if path.resolve().parent == run.checkpoints.resolve():
         run.parent = parent_of(path)
     else:

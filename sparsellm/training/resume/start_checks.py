@@ -5,27 +5,51 @@ from pathlib import Path
 from sparsellm.data.first_look import check_text
 from sparsellm.evaluate.in_training import check_evaluation
 from sparsellm.recipe import Recipe
+from sparsellm.runs.checkpoint import read_trainer
 from sparsellm.runs.history import start_of
+from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.lock import refuse_if_trained
 from sparsellm.runs.telemetry.dashboard import check_wandb
 from sparsellm.training.resume.resumable import check_resumable
 
 
-def check_run(recipe: Recipe, resume: Path | None, *, fresh: bool) -> tuple[Path | None, list[str]]:
+def check_run(
+    recipe: Recipe, resume: Path | None, init_from: Path | None, *, fresh: bool
+) -> tuple[Path | None, list[str]]:
     """Checks all that a run needs besides torch; changes nothing.
 
     Returns:
         The checkpoint that training goes on from, see `start_of` (None: it begins at step 0); and
-        lines about the text.
+        lines about unused weights and the text.
 
     Raises:
         FileNotFoundError, ValueError: the message says what is missing or wrong, and the remedy.
     """
     refuse_if_trained(recipe.run_path)
     start = None if fresh else start_of(recipe.run_path, resume)
+    notes = []
     if start is not None:
         check_resumable(start, recipe)
+        if init_from is not None and not recipe.train.distillation:
+            notes = _unused_weights(start, init_from)
     check_wandb(recipe)
     check_evaluation(recipe)
     validates = recipe.validation.every_steps > 0
-    return start, check_text(recipe.data, recipe.model.context_length, validates)
+    return start, notes + check_text(recipe.data, recipe.model.context_length, validates)
+
+
+def _unused_weights(start: Path, init_from: Path) -> list[str]:
+    """A warning where a run that resumes from ``start`` began with other weights than these."""
+    try:
+        given = weights_id(find_checkpoint(init_from))
+    except (FileNotFoundError, ValueError):
+        return []  # they are needed no more
+    origin = read_trainer(start).get("init_from")
+    if origin and origin.get("id") == given:
+        return []
+    began = f"those of {origin['name']} (step {origin['step']:,})" if origin else "random ones"
+    return [
+        f"warning: --init-from {init_from} is not used: this run resumes, and its first weights "
+        f"were {began}. To begin with the given ones, train by another name (--set name=NEW), or "
+        "start over with --fresh"
+    ]

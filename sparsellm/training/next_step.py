@@ -10,7 +10,7 @@ What the numbers decide about kernels takes effect one step later. Nothing is la
 steps have something between them (`schedule.next_may_launch`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +52,7 @@ class StartedStep:
 
     reader: MicroBatchReader
     counters: Counters
-    passes: Iterator[LossSums]  # of each micro-batch; its backward pass must follow at once
+    first_sums: LossSums  # of its first micro-batch
 
 
 class NextStep:

@@ -29,8 +29,12 @@ def warm_up(run: Run) -> None:
         # go through autograd. Without sharing all have the same graph.
         sparse = any(ffn.path == "sparse" for ffn in run.ffns)
         shares = sparse or run.recipe.runtime.weight_gradients == "fused"
-        for _ in step.accumulation(run, 2 if several and shares else 1):
+        lasts = [False, True] if several and shares else [True]
+        step.begin_sharing(run, accumulate=len(lasts) > 1)
+        for last in lasts:
+            step.begin_micro_batch(run, last)
             _rehearse(run)
+        step.end_sharing(run)
     step.clear_gradients(run.optimizer, run.objective)
 
 
@@ -161,17 +165,16 @@ def _one_micro_batch(run: Run) -> None:
         moments = [torch.empty_like(p) for p in run.objective.parameters() for _ in range(2)]
     for _ in each_path(run.ffns, step.ramp_at(run, 0)):
         step.begin_sharing(run, accumulate=True)
-        with step.accumulating(run):
-            _rehearse(run)
+        step.begin_micro_batch(run, last=False)
+        _rehearse(run)
         for part in run.sharing:
             part.end_accumulation()
-            part.end_step()
+        step.end_sharing(run)
     del moments
 
 
 def _clean_up(run: Run) -> None:
-    for part in run.sharing:
-        part.end_step()
+    step.end_sharing(run)
     step.clear_gradients(run.optimizer, run.objective)
     if run.accelerator.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -8,9 +8,6 @@ update is queued before that, and the device refuses it if the numbers say so. T
 pass of the next step is queued before it too (next_step.py), so that the GPU has work meanwhile.
 """
 
-import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -124,8 +121,8 @@ def start_step(run: Run, number: int) -> StartedStep:
     reader = MicroBatchReader(run.loader, shape, number)
     num_micro_batches = run.rounds * run.accelerator.num_processes
     counters = Counters(run.layout, run.ffns, run.micro_batch_tokens, num_micro_batches)
-    passes = _forward_passes(run, reader)
-    return StartedStep(reader, counters, itertools.chain([next(passes)], passes))
+    begin_sharing(run, accumulate=run.rounds > 1)
+    return StartedStep(reader, counters, _next_forward(run, reader, last=run.rounds == 1))
 
 
 def ramp_at(run: Run, step: int) -> Ramp | None:
@@ -145,9 +142,13 @@ def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
     l1_weight: float | Tensor = l1_L[0]
     if len(set(l1_L)) > 1:
         l1_weight = torch.tensor(l1_L).to(run.accelerator.device, non_blocking=True)
-    for sums in step.passes:
+    sums = step.first_sums
+    for micro_batch in range(1, run.rounds + 1):
+        if micro_batch > 1:
+            sums = _next_forward(run, step.reader, last=micro_batch == run.rounds)
         backward(run, sums, l1_weight)
         step.counters.add(sums)
+    end_sharing(run)
     run.activity.begin("summing over ranks", run.step)
     parameters, most = run.objective.parameters(), run.recipe.optimizer.clip_norm
     norm = run.accelerator.clip_grad_norm_(parameters, most)
@@ -213,25 +214,13 @@ def choose_kernels(ffns: list[SparseFFN], readings: list[StepReading]) -> None:
     readings.clear()
 
 
-def _forward_passes(run: Run, reader: MicroBatchReader) -> Iterator[LossSums]:
-    for _ in accumulation(run, run.rounds):
-        run.activity.begin("reading data", reader.step - 1)
-        tokens_BT1 = reader.next()
-        run.activity.begin("computing", reader.step - 1)
-        yield forward(run, tokens_BT1)
-
-
-def accumulation(run: Run, rounds: int) -> Iterator[None]:
-    """Iterates over the micro-batches of a step; prepares what they share before the first one."""
-    begin_sharing(run, accumulate=rounds > 1)
-    for _ in range(rounds - 1):
-        with accumulating(run):
-            yield
-    for part in run.sharing:
-        part.end_accumulation()
-    yield
-    for part in run.sharing:
-        part.end_step()
+def _next_forward(run: Run, reader: MicroBatchReader, last: bool) -> LossSums:
+    """Reads the next micro-batch, and queues its forward pass. Its backward pass must follow."""
+    begin_micro_batch(run, last)
+    run.activity.begin("reading data", reader.step - 1)
+    tokens_BT1 = reader.next()
+    run.activity.begin("computing", reader.step - 1)
+    return forward(run, tokens_BT1)
 
 
 def begin_sharing(run: Run, accumulate: bool) -> None:
@@ -241,24 +230,29 @@ def begin_sharing(run: Run, accumulate: bool) -> None:
             part.begin_step(run.compute_dtype, accumulate, fills)
 
 
-@contextmanager
-def accumulating(run: Run) -> Iterator[None]:
-    """The context of all micro-batches but a step's last: gradients are not reduced over ranks.
+def end_sharing(run: Run) -> None:
+    """Gives up what the micro-batches of a step have shared; the weights may then change."""
+    for part in run.sharing:
+        part.end_step()
+
+
+def begin_micro_batch(run: Run, last: bool) -> None:
+    """Called before a micro-batch's forward pass. Only a step's last one sums gradients over ranks.
 
     Where FSDP2 keeps gathered weights from forward to backward (``fsdp_reshard_after_forward:
     false``), it also keeps them for the next micro-batch: the peak of memory, at the end of a
     forward pass, includes them in any case.
     """
-    model, accelerator = run.objective, run.accelerator
-    with accelerator.no_sync(model):
-        if not isinstance(model, FSDPModule) or accelerator.state.fsdp_plugin.reshard_after_forward:
-            yield
-            return
-        model.set_reshard_after_backward(False)
-        try:
-            yield
-        finally:
-            model.set_reshard_after_backward(True)
+    model = run.objective
+    if isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = last
+    elif isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        if not run.accelerator.state.fsdp_plugin.reshard_after_forward:
+            model.set_reshard_after_backward(last)
+    if last:
+        for part in run.sharing:
+            part.end_accumulation()
 
 
 def forward(run: Run, tokens_BT1: Tensor) -> LossSums:

@@ -22,7 +22,14 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.state import gather_model
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.step import accumulation, backward, forward, train_step
+from sparsellm.training.step import (
+    backward,
+    begin_micro_batch,
+    begin_sharing,
+    end_sharing,
+    forward,
+    train_step,
+)
 
 
 class FixedBatch:
@@ -56,9 +63,12 @@ def accumulated_gradients(recipe, each_round=lambda run: None):
     run.loader.close()
     run.loader = FixedBatch(run)
     try:
-        for _ in accumulation(run, run.rounds):
+        begin_sharing(run, accumulate=run.rounds > 1)
+        for number in range(1, run.rounds + 1):
+            begin_micro_batch(run, last=number == run.rounds)
             each_round(run)
             micro_batch(run, next(run.loader).to(run.accelerator.device), l1_weight=0.5)
+        end_sharing(run)
         return {name: p.grad for name, p in run.model.named_parameters()}
     finally:
         close_run(run)

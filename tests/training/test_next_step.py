@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import set_arguments
+from torch.nn.parallel import DistributedDataParallel
 
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
@@ -87,6 +89,29 @@ def test_not_where_something_comes_between(tiny):
     dropout = "model.huggingface={attention_dropout: 0.1}"
     for other in ("sparsity.reinit_rate=0.1", "train.micro_batch_size=auto", dropout):
         assert not next_may_launch(tiny("checkpoint.every_steps=0", other), 1)
+
+
+def test_ddp_sums_gradients_at_the_last_micro_batch_also_after_a_discarded_step(tiny):
+    run = build_run(tiny("train.steps=20", "train.micro_batch_size=2", "runtime.compile=false"))
+    synced = []
+    try:
+        assert run.rounds == 4
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        run.objective = DistributedDataParallel(run.objective)
+        run.objective.register_forward_pre_hook(
+            lambda model, _: synced.append(model.require_backward_grad_sync)
+        )
+        before = run.data_position
+        train_step(run, StopRequest(), launch_next=True)
+        assert synced == [False, False, False, True, False]
+        launched = run.next_step.take()  # whose first forward pass holds its graph
+        run.loader.go_back(before)
+        synced.clear()
+        train_step(run, StopRequest())
+    finally:
+        close_run(run)
+    assert synced == [False, False, False, True]
+    assert launched is not None
 
 
 def test_an_error_in_it_leaves_the_step_before_whole(tiny_overrides, cli_here, monkeypatch):

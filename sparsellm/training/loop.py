@@ -74,52 +74,61 @@ def train(
             from_scratch = resume_from is None and init_from is None
             run = build_run(recipe, accelerator, activity, random_weights=from_scratch)
         try:
-            _train(run, stop, lock, resume_from=resume_from, init_from=init_from, fresh=fresh)
-        except Exception:
-            if accelerator.num_processes == 1:
-                close_run(run)
-            run.loader.close()  # close_run would wait for the other ranks
+            measurements = _prepare(run, stop, resume_from, init_from)
+            missing = measurements.missing()
+            if run.step < recipe.train.steps or missing:
+                _compile(run)
+                if fresh:
+                    _move_aside(run, lock)
+                _begin_records(run)
+                finished = _train_steps(run, stop, measurements, missing)
+                _say_saved(run)
+                reason = stop.received or "signal on another rank"
+                _close_log(run, "finished" if finished else f"stopped ({reason})")
+                _say_end(run, "" if finished else reason, fresh=fresh)
+            else:
+                _say_nothing_to_do(run)
+        except BaseException as error:
+            _close_after(run, error)
             raise
     close_run(run)
 
 
-def _train(
-    run: Run,
-    stop: StopRequest,
-    lock: RunLock,
-    *,
-    resume_from: Path | None,
-    init_from: Path | None,
-    fresh: bool,
-) -> None:
-    """Loads or begins the run, and trains to its last step."""
-    recipe = run.recipe
+def _prepare(
+    run: Run, stop: StopRequest, resume_from: Path | None, init_from: Path | None
+) -> Measurements:
+    """Loads what the run begins with, and finds the micro-batch that fits."""
     if run.accelerator.is_main_process:
-        check_wandb(recipe)
+        check_wandb(run.recipe)
     measurements = Measurements(run, stop)
-    run.teacher = load_teacher(recipe, run.accelerator.device, resume_from, init_from)
-    doing = "compiling the model" if recipe.runtime.compile else "first forward and backward pass"
-    with waiting(doing, run.accelerator.print):
+    run.teacher = load_teacher(run.recipe, run.accelerator.device, resume_from, init_from)
+    with waiting(_first_passes(run), run.accelerator.print):
         rehearsal.fit_first(run)
     first_state(run, resume_from, init_from)
     if resume_from is not None:
         rehearsal.fit_again(run)
-    not_measured = measurements.missing()
-    if run.step < recipe.train.steps:
-        run.loader.start()  # the first micro-batches are read while the model compiles
-    elif not not_measured:
-        run.accelerator.print(
-            f"nothing to do: this run has done {run.step} steps of train.steps "
-            f"{recipe.train.steps}; raise train.steps, or start over with --fresh or "
-            "--set name=NEW"
-        )
-        return
-    with waiting(doing, run.accelerator.print):
+    return measurements
+
+
+def _compile(run: Run) -> None:
+    """Compiles the model while the first micro-batches are read."""
+    if run.step < run.recipe.train.steps:
+        run.loader.start()
+    with waiting(_first_passes(run), run.accelerator.print):
         rehearsal.warm_up(run)
-    if fresh:
-        _move_aside(run, lock)
-    _begin_records(run)
-    _logged_loop(run, stop, measurements, not_measured, fresh)
+
+
+def _first_passes(run: Run) -> str:
+    compiles = run.recipe.runtime.compile
+    return "compiling the model" if compiles else "first forward and backward pass"
+
+
+def _say_nothing_to_do(run: Run) -> None:
+    run.accelerator.print(
+        f"nothing to do: this run has done {run.step} steps of train.steps "
+        f"{run.recipe.train.steps}; raise train.steps, or start over with --fresh or "
+        "--set name=NEW"
+    )
 
 
 def _move_aside(run: Run, lock: RunLock) -> None:
@@ -133,50 +142,61 @@ def _move_aside(run: Run, lock: RunLock) -> None:
 
 
 def _begin_records(run: Run) -> None:
-    """Prepares the run's folder before the first step."""
-    path = run.recipe.run_path
-    if not run.accelerator.is_main_process:
+    """Prepares the run's folder before the first step, and opens the log there."""
+    accelerator, path = run.accelerator, run.recipe.run_path
+    if not accelerator.is_main_process:
         return
     if latest(run.checkpoints) is None and (aside := set_records_aside(path)):
-        run.accelerator.print(
+        accelerator.print(
             f"{path} has records and no checkpoint: training begins at step {run.step}, and the "
             f"records are now {aside}"
         )
     write_atomically(path / RECIPE_FILE, run.recipe.to_yaml())
+    session = this_session(
+        run.step,
+        run.tokens,
+        accelerator.num_processes,
+        accelerator.device,
+        parent=run.parent,
+        init_from=run.origin,
+    )
+    run.log = MetricsLog(run.recipe, run.step, session)
 
 
-def _logged_loop(
-    run: Run, stop: StopRequest, measurements: Measurements, due: list[str], fresh: bool
-) -> None:
-    """The loop with its log. ``due``: see `_loop`; with ``fresh`` the same command starts over."""
-    recipe, accelerator, say = run.recipe, run.accelerator, run.accelerator.print
-    if accelerator.is_main_process:
-        session = this_session(
-            run.step,
-            run.tokens,
-            accelerator.num_processes,
-            accelerator.device,
-            parent=run.parent,
-            init_from=run.origin,
-        )
-        run.log = MetricsLog(recipe, run.step, session)
-    how = "interrupted"
+def _close_log(run: Run, how: str) -> None:
+    """``how``: in a few words, how the run ended."""
+    log, run.log = run.log, None
+    if log is not None:
+        log.close(how)
+
+
+def _close_after(run: Run, error: BaseException) -> None:
+    """Closes what must not wait for other ranks, which may be gone."""
+    if not isinstance(error, Exception):
+        _close_log(run, "interrupted")
+        return
     try:
-        finished = _loop(run, stop, measurements, due)
-        _say_saved(run)
-        why = stop.received or "signal on another rank"
-        how = "finished" if finished else f"stopped ({why})"
-    except Exception as error:
-        how = f"failed: {type(error).__name__}: {error}"[:500]
-        raise
+        _close_log(run, f"failed: {type(error).__name__}: {error}"[:500])
     finally:
-        if run.log is not None:
-            run.log.close(how)
+        if run.accelerator.num_processes == 1:
+            close_run(run)
+        run.loader.close()
+
+
+def _say_end(run: Run, stopped: str, *, fresh: bool) -> None:
+    """Says how the run ended.
+
+    Args:
+        run: after its last step.
+        stopped: why, if it was asked to stop.
+        fresh: the command had ``--fresh``, with which it would start over again.
+    """
+    recipe, say = run.recipe, run.accelerator.print
     saves = recipe.checkpoint.every_steps > 0
-    if not finished:
+    if stopped:
         resumes = "without --fresh the same command" if fresh else "the same command"
         then = f"{resumes} resumes here" if saves else "nothing was saved"
-        say(f"stopped after step {run.step} ({why}); {then}")
+        say(f"stopped after step {run.step} ({stopped}); {then}")
         return
     skipped = f" ({run.skips.total} of them skipped)" if run.skips.total else ""
     say(f"done: {counted(run.step, 'step')}{skipped}, {run.tokens:,} tokens")
@@ -187,44 +207,68 @@ def _logged_loop(
     say(f"charts: sparsellm report {recipe.run_path}")
 
 
-def _loop(run: Run, stop: StopRequest, measurements: Measurements, due: list[str]) -> bool:
+def _train_steps(
+    run: Run, stop: StopRequest, measurements: Measurements, missing: list[str]
+) -> bool:
     """Trains to the last step; returns False if it was asked to stop earlier.
 
-    ``due``: measurements to make before the first step, which a killed run has missed.
+    ``missing``: measurements to make before the first step, which a killed run has missed.
     """
     recipe = run.recipe
-    saved_step = run.step  # that it resumed from; nothing is worth saving at step 0
+    run.saved_step = run.step  # that it resumed from; nothing is worth saving at step 0
     if run.step:
         stop.begin()
-    if not measurements.measure(due):
+    if not measurements.measure(missing):
         return False
     meter = Meter(run)
     while run.step < recipe.train.steps:
         if run.accelerator.is_main_process:
             rewrite(f"step {run.step}/{recipe.train.steps} …")  # until the next line
-        totals = _step_or_save(run, stop, saved_step)
+        totals = _take_step(run, stop)
         stop.begin()
-        last = run.step == recipe.train.steps
         rehearsal.grow(run, totals.reading.kernels.sparse)
         _record(run, meter, totals)
         meter.pause()
-        saves, stopped = recipe.checkpoint.every_steps, totals.reading.stop
         due = measurements_due(recipe, run.step)
-        if saves and (is_due(run.step, saves) or last or stopped):
-            _save(run)
-            saved_step = run.step
-        elif run.saver.finished:
-            _say_saved(run)
-        if not stopped:
-            stopped = not measurements.measure(due)
-        if due or saved_step == run.step:  # this may take minutes, and a signal may come
-            stopped = any_rank(stopped or stop.received is not None, run.accelerator.device)
-        if stopped and saves and saved_step != run.step:
-            _save(run)
+        stopped = _save_and_measure(run, stop, measurements, due, stopped=totals.reading.stop)
         meter.resume()
-        if stopped and (due or not last):
+        if stopped and (due or run.step < recipe.train.steps):
             return False
     return True
+
+
+def _take_step(run: Run, stop: StopRequest) -> StepTotals:
+    """One step; if it fails, the state before it is saved."""
+    while True:
+        before = run.data_position
+        try:
+            return train_step(run, stop, launch_next=next_may_launch(run.recipe, run.step + 1))
+        except Exception as error:
+            run.next_step.discard()
+            if not (isinstance(error, torch.OutOfMemoryError) and rehearsal.may_shrink(run)):
+                _save_what_is_whole(run, error, before)
+                raise cause_of(error) from None
+        # The frames of that step, which hold its tensors, are gone here.
+        rehearsal.shrink_after_failure(run, before)
+
+
+def _save_and_measure(
+    run: Run, stop: StopRequest, measurements: Measurements, due: list[str], *, stopped: bool
+) -> bool:
+    """Saves and measures where it is due after a step; returns whether the run shall stop now."""
+    saves = run.recipe.checkpoint.every_steps
+    last = run.step == run.recipe.train.steps
+    if saves and (is_due(run.step, saves) or last or stopped):
+        _save(run)
+    elif run.saver.finished:
+        _say_saved(run)
+    if not stopped:
+        stopped = not measurements.measure(due)
+    if due or run.saved_step == run.step:  # this may take minutes, and a signal may come
+        stopped = any_rank(stopped or stop.received is not None, run.accelerator.device)
+    if stopped and saves and run.saved_step != run.step:
+        _save(run)
+    return stopped
 
 
 def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
@@ -251,24 +295,9 @@ def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
         run.write(FailureRecord(run.step, run.tokens, "target", news))
 
 
-def _step_or_save(run: Run, stop: StopRequest, saved_step: int) -> StepTotals:
-    """One step; if it fails, the state before it is saved."""
-    before = run.data_position
-    try:
-        return train_step(run, stop, launch_next=next_may_launch(run.recipe, run.step + 1))
-    except Exception as error:
-        run.next_step.discard()
-        if not (isinstance(error, torch.OutOfMemoryError) and rehearsal.may_shrink(run)):
-            _save_what_is_whole(run, error, saved_step, before)
-            raise cause_of(error) from None
-    # The frames of that step, which hold its tensors, are gone here.
-    rehearsal.shrink_after_failure(run, before)
-    return _step_or_save(run, stop, saved_step)
-
-
-def _save_what_is_whole(run: Run, error: Exception, saved_step: int, before: Bookmark) -> None:
+def _save_what_is_whole(run: Run, error: Exception, before: Bookmark) -> None:
     """Saves the state before a failed step, if all ranks are alive and still have that state."""
-    if not run.recipe.checkpoint.every_steps or not run.between_steps or run.step <= saved_step:
+    if not run.recipe.checkpoint.every_steps or not run.between_steps or run.step <= run.saved_step:
         return
     if isinstance(error, FloatingPointError):  # with these weights it would fail again
         return
@@ -286,6 +315,7 @@ def _save(run: Run) -> None:
         run.log.sync()
     _say_saved(run)
     begin_save(run)
+    run.saved_step = run.step
 
 
 def _say_saved(run: Run) -> None:

@@ -60,6 +60,7 @@ class Run:
     teacher: Teacher | None = None  # of `train.distillation`
     step: int = 0
     tokens: int = 0  # that all ranks have trained on
+    saved_step: int = 0  # of the last checkpoint, which it may have resumed from
     activity: RankActivity = field(default_factory=RankActivity)
     between_steps: bool = True  # weights, optimizer and statistics are those after `step`
     skips: SkippedSteps = field(default_factory=SkippedSteps)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from sparsellm.data.held_out import validated, validation_batches
 from sparsellm.data.loader import Bookmark, TokenLoader
 from sparsellm.data.text.corpus import Corpus, load_corpora
-from sparsellm.data.tokenizer import load_tokenizer
+from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.device import check_fp8
 from sparsellm.ffn.kernels.compiler.compile import compile_seconds
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
@@ -156,14 +156,6 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
     return accelerator
 
 
-def _find_corpora(recipe: Recipe) -> tuple[Corpus, ...]:
-    """The corpora with their fingerprints, which the first rank sends to the others."""
-    corpora = load_corpora(recipe.data)
-    for corpus in corpora:
-        _ = corpus.fingerprint, corpus.witness, corpus.held_out
-    return corpora
-
-
 def build_run(
     recipe: Recipe,
     accelerator: Accelerator | None = None,
@@ -181,73 +173,30 @@ def build_run(
     if recipe.runtime.precision == "fp8":
         check_fp8("runtime.precision", accelerator.device)
     micro_batch = first_micro_batch(recipe, accelerator)
-    found: list[tuple[Corpus, ...]] = [()]
-    with together(accelerator.device):
-        if accelerator.is_main_process:
-            found = [_find_corpora(recipe)]
-    [corpora] = broadcast_object_list(found)
+    corpora = _find_corpora(recipe, accelerator)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     compare_files(corpora, tokenizer, accelerator)
-    shape = {
-        "context_length": recipe.model.context_length,
-        "micro_batch_size": micro_batch.size,
-        "rank": accelerator.process_index,
-        "world_size": accelerator.num_processes,
-    }
-    loader = TokenLoader(
-        corpora, tokenizer, **shape, seed=recipe.seed, num_workers=recipe.data.num_workers
+    loader, validation = _build_loaders(recipe, corpora, tokenizer, micro_batch.size, accelerator)
+    objective, optimizer = _build_objective(
+        recipe, tokenizer.eot_id, accelerator, random_weights=random_weights
     )
-    validation = {}
-    if recipe.validation.every_steps:
-        # The corpora of a mixture that have held-out text share the tokens, by their weights.
-        length, warns = recipe.model.context_length, accelerator.is_main_process
-        held_out = validated(corpora, tokenizer, length, warns=warns)
-        for corpus in held_out:
-            share = corpus.weight / sum(other.weight for other in held_out)
-            wanted = round(recipe.validation.tokens * share)
-            validation[corpus.name] = ValidationSet(
-                validation_batches(corpus, tokenizer, **shape, num_tokens=wanted),
-                micro_batch.size,
-                accelerator.device,
-            )
-
-    if random_weights:
-        model = build_model(recipe, tokenizer.eot_id).to(accelerator.device)
-    else:
-        with accelerator.device:
-            model = build_zero_model(recipe, tokenizer.eot_id)
-    model.train()
-    prepare_blocks(model, recipe.runtime)
-    objective = Objective(model, recipe.runtime)
-    objective.compiles_each_size = (
-        recipe.train.micro_batch_size == "auto" and recipe.runtime.compile
-    )
-    objective, optimizer = accelerator.prepare(objective, build_optimizer(objective, recipe))
-    group = None
-    if accelerator.num_processes > 1:
-        # A thread saves while training goes on. Ranks wait in it for the slowest disk; one that is
-        # gone closes its connections.
-        group = dist.new_group(backend="gloo", timeout=timedelta(hours=6))
-    target, num_layers = None, recipe.model.num_hidden_layers
-    if recipe.sparsity.target_nnz:
-        target = TargetController(recipe.sparsity, num_layers, recipe.optimizer.warmup_steps)
     run = Run(
         activity=activity or RankActivity(),
         recipe=recipe,
         accelerator=accelerator,
         objective=objective,
-        optimizer=optimizer.optimizer,
+        optimizer=optimizer,
         loader=loader,
         micro_batch=micro_batch,
         validation=validation,
         stats=SparsityStats(
-            num_layers,
+            recipe.model.num_hidden_layers,
             recipe.model.intermediate_size,
             recipe.sparsity.dead_window_tokens,
             accelerator.device,
         ),
-        target=target,
-        saver=Saver(recipe.run_path / "checkpoints", recipe.checkpoint.keep, group=group),
+        target=_build_target(recipe),
+        saver=_build_saver(recipe, accelerator),
     )
     sized = recipe.with_micro_batch(micro_batch.size)
     if why_dense := set_up_kernels(sized, run.ffns, accelerator.device):
@@ -255,6 +204,83 @@ def build_run(
     elif measured := described_costs(run.ffns):
         accelerator.print(measured)
     return run
+
+
+def _find_corpora(recipe: Recipe, accelerator: Accelerator) -> tuple[Corpus, ...]:
+    """The corpora with their fingerprints, which the first rank sends to the others."""
+    corpora: tuple[Corpus, ...] = ()
+    with together(accelerator.device):
+        if accelerator.is_main_process:
+            corpora = load_corpora(recipe.data)
+            for corpus in corpora:
+                _ = corpus.fingerprint, corpus.witness, corpus.held_out
+    [corpora] = broadcast_object_list([corpora])
+    return corpora
+
+
+def _build_loaders(
+    recipe: Recipe,
+    corpora: tuple[Corpus, ...],
+    tokenizer: Tokenizer,
+    sequences: int,
+    accelerator: Accelerator,
+) -> tuple[TokenLoader, dict[str, ValidationSet]]:
+    """This rank's micro-batches of so many sequences, and its held-out ones by corpus."""
+    length = recipe.model.context_length
+    position = {
+        "context_length": length,
+        "micro_batch_size": sequences,
+        "rank": accelerator.process_index,
+        "world_size": accelerator.num_processes,
+    }
+    seed, num_workers = recipe.seed, recipe.data.num_workers
+    loader = TokenLoader(corpora, tokenizer, **position, seed=seed, num_workers=num_workers)
+    validation: dict[str, ValidationSet] = {}
+    if not recipe.validation.every_steps:
+        return loader, validation
+    # The corpora of a mixture that have held-out text share the tokens, by their weights.
+    held_out = validated(corpora, tokenizer, length, warns=accelerator.is_main_process)
+    for corpus in held_out:
+        share = corpus.weight / sum(other.weight for other in held_out)
+        num_tokens = round(recipe.validation.tokens * share)
+        batches = validation_batches(corpus, tokenizer, **position, num_tokens=num_tokens)
+        validation[corpus.name] = ValidationSet(batches, sequences, accelerator.device)
+    return loader, validation
+
+
+def _build_objective(
+    recipe: Recipe, eot_id: int, accelerator: Accelerator, *, random_weights: bool
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """The model with its losses on this rank's device, wrapped by DDP or FSDP2; its optimizer."""
+    if random_weights:
+        model = build_model(recipe, eot_id).to(accelerator.device)
+    else:
+        with accelerator.device:
+            model = build_zero_model(recipe, eot_id)
+    model.train()
+    prepare_blocks(model, recipe.runtime)
+    objective = Objective(model, recipe.runtime)
+    objective.compiles_each_size = (
+        recipe.train.micro_batch_size == "auto" and recipe.runtime.compile
+    )
+    objective, optimizer = accelerator.prepare(objective, build_optimizer(objective, recipe))
+    return objective, optimizer.optimizer
+
+
+def _build_target(recipe: Recipe) -> TargetController | None:
+    if not recipe.sparsity.target_nnz:
+        return None
+    num_layers, warmup_steps = recipe.model.num_hidden_layers, recipe.optimizer.warmup_steps
+    return TargetController(recipe.sparsity, num_layers, warmup_steps)
+
+
+def _build_saver(recipe: Recipe, accelerator: Accelerator) -> Saver:
+    group = None
+    if accelerator.num_processes > 1:
+        # A thread saves while training goes on. Ranks wait in it for the slowest disk; one that is
+        # gone closes its connections.
+        group = dist.new_group(backend="gloo", timeout=timedelta(hours=6))
+    return Saver(recipe.run_path / "checkpoints", recipe.checkpoint.keep, group=group)
 
 
 def resize(run: Run, sequences: int) -> None:

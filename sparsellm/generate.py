@@ -104,10 +104,10 @@ def _lines() -> Iterator[str]:
 
 def _held_out(pretrained: Pretrained, files: list[str] | None) -> str:
     """The beginning of the first held-out document."""
-    from sparsellm.analyze.firing import held_out_corpus
+    from sparsellm.analyze.firing import held_out_corpora
     from sparsellm.data.held_out import read_in_order
 
-    corpus = held_out_corpus(pretrained.recipe, files)
+    corpus = held_out_corpora(pretrained.recipe, files)[0]
     for document in read_in_order(corpus.validation, pretrained.tokenizer):
         most = min(HELD_OUT_TOKENS, len(document) // 2, pretrained.recipe.model.context_length // 2)
         # A token may end inside a character.

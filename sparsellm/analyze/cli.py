@@ -48,7 +48,7 @@ def _analyze(options: argparse.Namespace) -> None:
     path = find_checkpoint(options.source)
     out = options.out or results_place(options.source, path) / ANALYSIS_FOLDER
     check_out(out, is_folder=True)
-    from sparsellm.analyze.firing import analyze, held_out_corpus
+    from sparsellm.analyze.firing import analyze, held_out_corpora
     from sparsellm.analyze.trace import save_traces
     from sparsellm.device import default_dtype, pick_device
     from sparsellm.runs.huggingface.pretrained import load_pretrained
@@ -59,9 +59,9 @@ def _analyze(options: argparse.Namespace) -> None:
     kept = range(count) if options.trace_layers is None else options.trace_layers
     if any(not 0 <= layer < count for layer in kept):
         raise ValueError(f"--trace-layers: {path} has layers 0 to {count - 1}")
-    corpus = held_out_corpus(pretrained.recipe, options.data)
+    corpora = held_out_corpora(pretrained.recipe, options.data)
     statistics, traces, ids_BT = analyze(
-        pretrained, corpus, options.tokens, options.micro_batch_size, options.trace_tokens
+        pretrained, corpora, options.tokens, options.micro_batch_size, options.trace_tokens
     )
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / STATISTICS_FILE, json.dumps(statistics, indent=1) + "\n")

@@ -1,8 +1,9 @@
 """Runs real text through a model: counts every layer's pattern, and keeps the first as traces."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from transformers import PreTrainedModel as HFModel
 
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, pattern_trace
-from sparsellm.data.held_out import validation_batches
+from sparsellm.data.held_out import mixed_sequences
 from sparsellm.data.text.corpus import Corpus, load_corpora, load_corpus
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.recipe import Recipe
+from sparsellm.runs.files import warn
 from sparsellm.runs.huggingface.pretrained import Pretrained
 
 SHOWN_TOKENS = 32  # with the fewest non-zeros, and as many with the most
@@ -29,7 +31,7 @@ RAREST_TOKEN, MIN_OCCURRENCES = 2**14, 8
 
 def analyze(
     pretrained: Pretrained,
-    corpus: Corpus,
+    corpora: Sequence[Corpus],
     num_tokens: int,
     micro_batch_size: int,
     trace_tokens: int,
@@ -43,7 +45,7 @@ def analyze(
         tokens, (sequences, context_length).
 
     Raises:
-        ValueError: the corpus has less than one sequence of held-out text.
+        ValueError: there is less than one sequence of held-out text.
     """
     recipe, device = pretrained.recipe, pretrained.model.device
     shape = recipe.model
@@ -51,7 +53,7 @@ def analyze(
     by_token = TokenTally(recipe.padded_vocab_size, device)
     kept: list[list[Trace]] = []  # per batch, one per layer
     kept_ids: list[NDArray[np.int64]] = []
-    batches = held_out_tokens(pretrained, corpus, num_tokens, micro_batch_size)
+    batches = held_out_tokens(pretrained, corpora, num_tokens, micro_batch_size)
     tokens = 0
     for token_BT, patterns in fired(pretrained, batches):
         nnz = [tally.update(active) for tally, active in zip(layers, patterns, strict=True)]
@@ -67,7 +69,7 @@ def analyze(
     statistics = {
         "checkpoint": str(pretrained.path),
         "step": pretrained.trainer.get("step"),
-        "corpus": corpus.name,
+        "corpus": name_of(corpora),
         "tokens": tokens,
         "context_length": shape.context_length,
         "intermediate_size": shape.intermediate_size,
@@ -96,8 +98,10 @@ def analyze(
     return statistics, traces, np.concatenate(kept_ids)
 
 
-def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
-    """The text to measure on: all of the files (globs), or the recipe's corpus if none are given.
+def held_out_corpora(recipe: Recipe, files: list[str] | None) -> list[Corpus]:
+    """The text to measure on: all of the files (globs), or the recipe's corpora if none are given.
+
+    Those of a mixture that have held-out text; a warning names the others.
 
     Raises:
         FileNotFoundError: no such files.
@@ -105,33 +109,41 @@ def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
             held-out text.
     """
     if files:
-        found = load_corpus("local", files=files)
-        return dataclasses.replace(found, validation=found.train)
-    data, remedy = recipe.data, "name text of your own: --data GLOB"
+        local = load_corpus("local", files=files)
+        return [dataclasses.replace(local, validation=local.train)]
+    remedy = "name text of your own: --data GLOB"
     try:
-        found = load_corpora(data)[0]
+        corpora = load_corpora(recipe.data)
     except (OSError, ValueError) as error:
         raise ValueError(f"the recipe's corpus cannot be read ({error}); {remedy}") from error
-    if not found.validation:
-        raise ValueError(f"the recipe's corpus {found.name} has no held-out text; {remedy}")
-    return found
+    held_out = [corpus for corpus in corpora if corpus.validation]
+    if not held_out:
+        names = ", ".join(corpus.name for corpus in corpora)
+        raise ValueError(f"the recipe's corpus {names} has no held-out text; {remedy}")
+    if others := [corpus.name for corpus in corpora if not corpus.validation]:
+        warn(f"not measured, since it has no held-out text: corpus {', '.join(others)}")
+    return held_out
+
+
+def name_of(corpora: Sequence[Corpus]) -> str:
+    """The names of corpora with their shares of the tokens."""
+    if len(corpora) == 1:
+        return corpora[0].name
+    total = sum(corpus.weight for corpus in corpora)
+    return ", ".join(f"{corpus.name} {corpus.weight / total:.3g}" for corpus in corpora)
 
 
 def held_out_tokens(
-    pretrained: Pretrained, corpus: Corpus, num_tokens: int, micro_batch_size: int
+    pretrained: Pretrained, corpora: Sequence[Corpus], num_tokens: int, micro_batch_size: int
 ) -> Iterator[Tensor]:
-    """Input tokens of the held-out text, int64 (at most micro_batch_size, context_length)."""
-    batches = validation_batches(
-        corpus,
-        pretrained.tokenizer,
-        context_length=pretrained.recipe.model.context_length,
-        micro_batch_size=micro_batch_size,
-        num_tokens=num_tokens,
-        rank=0,
-        world_size=1,
-    )
-    for batch_BT1 in batches:
-        yield batch_BT1[:, :-1]
+    """Input tokens of the held-out text, int64 (at most micro_batch_size, context_length).
+
+    Of a mixture each corpus has its share, of any number of first batches too.
+    """
+    length = pretrained.recipe.model.context_length
+    sequences = mixed_sequences(corpora, pretrained.tokenizer, length, num_tokens)
+    while batch := list(islice(sequences, micro_batch_size)):
+        yield torch.from_numpy(np.stack(batch)).long()[:, :-1]
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsellm.analyze.firing import held_out_corpus, held_out_tokens, watch_ffns
+from sparsellm.analyze.firing import held_out_corpora, held_out_tokens, watch_ffns
 from sparsellm.bench.compare import compare, gpu
 from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe
@@ -155,8 +155,8 @@ def held_out(pretrained: Pretrained, recipe: Recipe, files: list[str] | None = N
     length, size = recipe.model.context_length, recipe.micro_batch_sequences
     if recipe.train.micro_batch_size == "auto":
         size = max(_TOKENS // length, 1)
-    corpus = held_out_corpus(recipe, files)
-    tokens_BT = next(held_out_tokens(pretrained, corpus, size * length, size))
+    corpora = held_out_corpora(recipe, files)
+    tokens_BT = next(held_out_tokens(pretrained, corpora, size * length, size))
     if len(tokens_BT) < size:
         raise ValueError(
             f"the forward needs {size} sequences of held-out text and there are {len(tokens_BT)}: "

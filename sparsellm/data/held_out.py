@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -93,6 +93,54 @@ def held_out_sequences(
             f"{context_length} tokens: give more with data.validation_files or a larger "
             "data.validation_fraction, or do without: validation.every_steps=0"
         )
+
+
+def mixed_sequences(
+    corpora: Sequence[Corpus], tokenizer: Tokenizer, context_length: int, num_tokens: int
+) -> Iterator[Tokens]:
+    """Held-out sequences of several corpora, in proportion to their weights at every point.
+
+    As `held_out_sequences` of each, ``num_tokens`` in all, rounded down to whole sequences; fewer,
+    with a warning, where the held-out text of a corpus ends earlier.
+
+    Raises:
+        ValueError: a corpus has no held-out text, or all have less than one sequence.
+    """
+    wanted = _shares([corpus.weight for corpus in corpora], max(num_tokens // context_length, 1))
+    streams = [held_out_sequences(corpus, tokenizer, context_length) for corpus in corpora]
+    counts, too_short = [0] * len(corpora), None
+    while any(wanted):
+        # The next one is of the corpus that is furthest behind.
+        behind = {i: (counts[i] + 1) / share for i, share in enumerate(wanted) if share}
+        number = min(behind, key=behind.__getitem__)
+        try:
+            sequence = next(streams[number], None)
+        except TooShortError as error:
+            sequence, too_short = None, error
+        if sequence is not None:
+            counts[number] += 1
+            yield sequence
+        else:
+            logger.warning(
+                "corpus %s: held-out text ends after %d of the %d tokens asked for",
+                corpora[number].name,
+                counts[number] * context_length,
+                wanted[number] * context_length,
+            )
+        if sequence is None or counts[number] == wanted[number]:
+            wanted[number] = 0
+    if too_short is not None and not any(counts):
+        raise too_short
+
+
+def _shares(weights: list[float], number: int) -> list[int]:
+    """``number`` divided in proportion to the weights, without rest."""
+    exact = [number * weight / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    by_rest = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])
+    for i in by_rest[: number - sum(shares)]:
+        shares[i] += 1
+    return shares
 
 
 def validation_batches(

@@ -15,15 +15,17 @@ hidden_size.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.analyze.firing import held_out_corpus, held_out_tokens, watch_ffns
+from sparsellm.analyze.firing import held_out_corpora, held_out_tokens, name_of, watch_ffns
 from sparsellm.export.drop_report import DropReport, LayerReport
 from sparsellm.ffn.activations import WITH_EXACT_ZEROS
 from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.recipe import Recipe
 from sparsellm.recipe.estimate import count_parameters
 from sparsellm.runs.huggingface.pretrained import Pretrained
 
@@ -65,19 +67,18 @@ def drop_dead_neurons(
             "whose activations are never exactly zero: no neuron is dead"
         )
     device = model.device
-    corpus = held_out_corpus(recipe, options.files)
-    batches = held_out_tokens(pretrained, corpus, options.tokens, options.micro_batch_size)
+    corpora = held_out_corpora(recipe, options.files)
+    batches = held_out_tokens(pretrained, corpora, options.tokens, options.micro_batch_size)
     peak_LN, num_tokens = peak_gates(pretrained, batches)
     kept_LW = choose_kept(peak_LN)
     width = kept_LW.shape[1]
-    shape = recipe.model.model_copy(update={"intermediate_size": width})
-    narrow = recipe.model_copy(update={"model": shape})
+    narrow, target = _narrow_recipe(recipe, width), recipe.sparsity.target_nnz
     before, after = count_parameters(recipe).total, count_parameters(narrow).total
     report = DropReport(
         tokens=num_tokens,
         tokens_asked=options.tokens,
         context_length=recipe.model.context_length,
-        corpus=corpus.name,
+        corpus=name_of(corpora),
         files=options.files,
         dtype=dtype,
         device=str(device),
@@ -87,6 +88,7 @@ def drop_dead_neurons(
         parameters_before=before,
         parameters_saved=before - after,
         bytes_saved=(before - after) * model.dtype.itemsize,
+        target_nnz_left_out=None if narrow.sparsity.target_nnz == target else target,
         layers=[_layer_report(*pair) for pair in zip(peak_LN, kept_LW, strict=True)],
     )
     if report.num_dropped:
@@ -142,6 +144,16 @@ def _layer_report(peak_N: Tensor, kept_W: Tensor) -> LayerReport:
     fired = int(_fired(peak_N).sum())
     nearest = float(peak_N[is_dropped_N].max()) if dropped else None
     return LayerReport(fired, len(peak_N) - fired, len(kept_W), nearest, dropped)
+
+
+def _narrow_recipe(recipe: Recipe, width: int) -> Recipe:
+    shape = recipe.model.model_copy(update={"intermediate_size": width})
+    update: dict[str, Any] = {"model": shape}
+    target = recipe.sparsity.target_nnz
+    if target is not None and target >= width:  # no recipe may have it: all neurons may fire
+        without = {"target_nnz": None, "target_per_layer": False}
+        update["sparsity"] = recipe.sparsity.model_copy(update=without)
+    return Recipe.model_validate(recipe.model_copy(update=update).model_dump())
 
 
 def _narrow(ffn: SparseFFN, kept_W: Tensor) -> None:

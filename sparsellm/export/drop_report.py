@@ -36,6 +36,7 @@ class DropReport:
     parameters_before: int
     parameters_saved: int
     bytes_saved: int
+    target_nnz_left_out: float | None  # of the recipe, where it is not below the new width
     layers: list[LayerReport]
 
     @property
@@ -75,13 +76,19 @@ on {self.device}:
 """
         if not self.num_dropped:
             return f"{head}Nothing dropped: {decided}."
+        target = ""
+        if self.target_nnz_left_out is not None:
+            target = (
+                f"\nThe recipe beside the weights has no sparsity.target_nnz (it was "
+                f"{self.target_nnz_left_out:g}), which must be below the width."
+            )
         return f"""{head}\
 Width {self.intermediate_size_before:,} → {self.intermediate_size:,} in every layer: {decided}.
 Where that leaves room, the neurons stay that came closest to firing ("nearest dropped" is how close
 a dropped one's pre-activation came to zero, above which it would have fired).
 Saved: {self.parameters_saved:,} of {self.parameters_before:,} parameters
 ({self.parameters_saved / self.parameters_before:.1%}), {self.bytes_saved / 2**20:,.1f} MiB of \
-weights in {self.dtype}, {self._gate_gemm_saved:.1%} of the gate GEMM.
+weights in {self.dtype}, {self._gate_gemm_saved:.1%} of the gate GEMM.{target}
 
 On the measured tokens the output is that of the whole model up to the order of summation: what was
 left out contributed zeros. On other text a dropped neuron might fire. Silent on {self.tokens:,}

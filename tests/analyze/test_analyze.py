@@ -11,7 +11,7 @@ import torch
 from conftest import save_run
 from hypothesis import given, settings, strategies as st
 
-from sparsellm.analyze.firing import analyze, fired, held_out_corpus
+from sparsellm.analyze.firing import analyze, fired, held_out_corpora, held_out_tokens
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, load_traces, save_traces
 from sparsellm.cli import main
@@ -169,14 +169,40 @@ def test_some_layers_patterns_can_be_kept_alone(checkpoint, tmp_path, capsys):
 
 def test_what_is_counted_and_what_is_kept_are_asked_for_apart(checkpoint):
     pretrained = load_pretrained(checkpoint)
-    corpus = held_out_corpus(pretrained.recipe, None)
-    found, few, few_ids = analyze(pretrained, corpus, 512, 3, trace_tokens=128)
-    whole, all_of_it, all_ids = analyze(pretrained, corpus, 512, 2, trace_tokens=512)
+    corpora = held_out_corpora(pretrained.recipe, None)
+    found, few, few_ids = analyze(pretrained, corpora, 512, 3, trace_tokens=128)
+    whole, all_of_it, all_ids = analyze(pretrained, corpora, 512, 2, trace_tokens=512)
     assert found == whole  # whatever the batch, whatever is kept
     assert (few_ids.shape, all_ids.shape) == ((4, 32), (16, 32))
     for some, every in zip(few, all_of_it, strict=True):
         assert some.num_tokens == 128
         assert some.index.tolist() == every.index[: len(some.index)].tolist()
+
+
+def test_a_mixture_is_measured_by_weight(checkpoint, tmp_path, capsys):
+    """Of any number of its first sequences too, which traces are made of."""
+    pretrained = load_pretrained(checkpoint)
+    for name, letter in (("a", "a"), ("b", "b"), ("c", "c")):
+        (tmp_path / f"{name}.txt").write_text(letter * 9000)
+        part = "" if name == "c" else f"validation_files: '{tmp_path}/{name}.txt'\n"
+        (tmp_path / f"train-{name}.txt").write_text(f"train {letter}" * 9)
+        (tmp_path / f"{name}.yaml").write_text(
+            f"source: files\nfiles: '{tmp_path}/train-{name}.txt'\n{part}"
+        )
+    for first, second in (("a", "b"), ("b", "a")):
+        weights = {f"{tmp_path}/{first}.yaml": 1, f"{tmp_path}/{second}.yaml": 3}
+        weights[f"{tmp_path}/c.yaml"] = 4  # without held-out text
+        data = pretrained.recipe.data.model_copy(update={"corpus": weights})
+        corpora = held_out_corpora(pretrained.recipe.model_copy(update={"data": data}), None)
+        assert "no held-out text: corpus c" in capsys.readouterr().err
+        found, _, ids_BT = analyze(pretrained, corpora, 12 * 32, 3, trace_tokens=4 * 32)
+        assert found["corpus"] == f"{first} 0.25, {second} 0.75"
+        assert found["tokens"] == 12 * 32
+        assert sorted(set(ids_BT.flatten().tolist())) == [97, 98]
+        assert (ids_BT == ord(first)).all(1).sum() == 1
+        batches = held_out_tokens(pretrained, corpora, 12 * 32, 3)
+        letters = torch.cat(list(batches))[:, 0].tolist()
+        assert letters.count(ord(second)) == 9
 
 
 def test_a_file_as_out_is_refused_before_anything_is_loaded(checkpoint, capsys):
@@ -198,10 +224,10 @@ def test_without_held_out_text_the_remedy_is_an_option_of_the_command(tiny, tmp_
     text.touch()
     recipe = tiny(f"data.files=[{text}]", "data.validation_fraction=0")
     with pytest.raises(ValueError, match=r"corpus local has no held-out text; name .* --data GLOB"):
-        held_out_corpus(recipe, None)
+        held_out_corpora(recipe, None)
     text.unlink()
     with pytest.raises(ValueError, match=r"cannot be read .*does not exist.* name .* --data GLOB"):
-        held_out_corpus(recipe, None)
+        held_out_corpora(recipe, None)
 
 
 def test_trace_files_are_checked(tmp_path):

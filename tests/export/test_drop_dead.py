@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -15,10 +16,11 @@ from sparsellm import accelerate
 from sparsellm.analyze.firing import held_out_tokens
 from sparsellm.cli import main
 from sparsellm.data.text.corpus import load_corpus
-from sparsellm.export.drop_dead import DropDead, choose_kept
+from sparsellm.export.drop_dead import DropDead, choose_kept, drop_dead_neurons
 from sparsellm.export.save_export import export
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
+from sparsellm.runs import state
 from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
@@ -63,7 +65,7 @@ def _logits(model, tokens_BT):
 
 def _measured_tokens(pretrained):
     corpus = load_corpus(pretrained.recipe.data.corpus)
-    return torch.cat(list(held_out_tokens(pretrained, corpus, TOKENS, 4)))
+    return torch.cat(list(held_out_tokens(pretrained, [corpus], TOKENS, 4)))
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "non-gated"])
@@ -213,13 +215,58 @@ def test_text_of_ones_own_that_ends_early(tiny, tmp_path, capsys):
     assert (content["tokens"], content["files"]) == (96, [str(text)])
 
 
+def test_a_width_that_the_target_forbids_leaves_the_target_out(tiny, tmp_path, capsys):
+    """A recipe's target must be below its width, or no command reads the folder."""
+    goal = ["sparsity.target_nnz=300", "sparsity.l1_ramp_steps=0", "sparsity.l1_coefficient=1e-4"]
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}", *goal))
+    out, tokens = tmp_path / "out", str(TOKENS)
+    command = ["export", str(path), str(out), "--drop-dead", "--drop-dead-tokens", tokens]
+    assert main([*command, "--device", "cpu"]) == 0
+    assert "has no sparsity.target_nnz (it was 300)" in capsys.readouterr().out
+    assert json.loads((out / "drop_dead.json").read_text())["target_nnz_left_out"] == 300
+    recipe = load_pretrained(out).recipe
+    assert (recipe.model.intermediate_size, recipe.sparsity.target_nnz) == (256, None)
+    assert recipe.sparsity.l1_coefficient == 1e-4
+    assert main(["generate", str(out), "--prompt", "def ", "--max-new-tokens", "2"]) == 0
+
+
+def test_a_neuron_that_fires_on_one_corpus_of_a_mixture_alone_stays(tiny, tmp_path):
+    path, alive = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
+    weights = load_file(path / "model.safetensors")
+    dead = next(n for n in range(NEURONS) if n not in alive[0])
+    # In layer 0 it fires for a token whose embedding has a large element 5: that of "z".
+    embedding, gate = "model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight"
+    weights[embedding][ord("z"), 5] = 1000
+    weights[gate][dead, 5] = 1
+    for name, letter in (("a", "a"), ("b", "z")):
+        (tmp_path / f"{name}.txt").write_text(letter * 5000)
+        (tmp_path / f"train-{name}.txt").write_text(f"train {letter}" * 9)
+        (tmp_path / f"{name}.yaml").write_text(
+            f"source: files\nfiles: '{tmp_path}/train-{name}.txt'\n"
+            f"validation_files: '{tmp_path}/{name}.txt'\n"
+        )
+    kept = []
+    for order in (("a", "b"), ("b", "a")):
+        shares = ", ".join(f"{tmp_path}/{name}.yaml: 1" for name in order)
+        recipe = tiny(f"model.intermediate_size={NEURONS}", f"data.corpus={{{shares}}}")
+        loaded = load_pretrained(path)
+        state.restore_model(loaded.model, weights)
+        _, report = drop_dead_neurons(
+            dataclasses.replace(loaded, recipe=recipe), "fp32", DropDead(TOKENS, device="cpu")
+        )
+        assert dead not in report.layers[0].dropped
+        assert report.layers[0].fired == len(alive[0]) + 1
+        kept.append(report.layers)
+    assert kept[0] == kept[1]
+
+
 def test_mistakes_are_named(tiny, tmp_path, capsys):
     path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}", "ffn.activation=silu"))
     out = str(tmp_path / "out")
     for arguments, message in (
         (["--drop-dead"], "--drop-dead needs ffn.activation: relu or relu2; debug has silu"),
         (["--drop-dead-tokens", "64"], "add --drop-dead, or leave them out"),
-        (["--drop-dead", "--device", "nowhere"], "--device nowhere"),
+        (["--drop-dead", "--device", "nowhere"], "device nowhere: "),
     ):
         assert main(["export", str(path), out, *arguments]) == 1
         assert message in capsys.readouterr().err

@@ -5,11 +5,19 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
+import signal
 import struct
+import subprocess
+import sys
 import time
+import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from conftest import process_env
+from fake_server import FakeServer
 
 from sparsellm.runs.telemetry.dashboard import wandb_values
 from sparsellm.runs.telemetry.metrics import METRICS
@@ -29,6 +37,7 @@ from sparsellm.runs.telemetry.records import (
     read_lines,
     read_metrics,
 )
+from sparsellm.runs.telemetry.wandb_file import logged_steps
 from sparsellm.training.meter import progress_line
 
 
@@ -211,8 +220,10 @@ def test_what_another_version_wrote_is_passed_over_and_kept(tiny):
 class FakeWandb:
     """In place of wandb's run: what it got, and a network that may be gone."""
 
+    id = "1234"
+
     def __init__(self):
-        self.steps, self.reachable, self.modes = [], True, []
+        self.steps, self.reachable, self.modes, self.summary = [], True, [], {}
 
     def start(self, recipe, mode):
         self.modes.append(mode)
@@ -225,6 +236,7 @@ class FakeWandb:
             raise ConnectionResetError("Connection lost")
         if "train/loss" in values:
             self.steps.append(values["step"])
+        self.summary |= values
 
     def finish(self):
         pass
@@ -234,6 +246,7 @@ class FakeWandb:
 def fake_wandb(monkeypatch):
     fake = FakeWandb()
     monkeypatch.setattr("sparsellm.runs.telemetry.dashboard.start_wandb", fake.start)
+    monkeypatch.setattr("sparsellm.runs.telemetry.dashboard.WRITE_SECONDS", 0.0)  # no files
     return fake
 
 
@@ -400,6 +413,118 @@ def _settled_records(run_path):
     return found
 
 
+def _history(records):
+    """What was logged, of the records of a .wandb file."""
+    return [
+        {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+class FakeWandbServer(FakeServer):
+    """wandb's server, as far as its client asks: one run, its history and its summary."""
+
+    def __init__(self):
+        super().__init__()
+        self.history, self.summary, self.exists = [], "{}", False
+
+    def answer(self, request):
+        if request.path.endswith("file_stream"):
+            files = json.loads(request.body).get("files") or {}
+            if (chunk := files.get("wandb-history.jsonl")) is not None:
+                self.history[chunk["offset"] :] = map(json.loads, chunk["content"])
+            if (chunk := files.get("wandb-summary.json")) is not None:
+                self.summary = chunk["content"][-1]
+        data = {}
+        if request.path == "/graphql":
+            data = self._data(json.loads(request.body)["operationName"])
+        request.send_json({"data": data})
+
+    def _data(self, operation):
+        project = {"id": "p", "name": "p", "entity": {"id": "e", "name": "e"}}
+        lines = {"historyLineCount": len(self.history), "logLineCount": 0, "eventsLineCount": 0}
+        run = {"id": "r", "name": "r", "displayName": "r", "config": "{}", "project": project}
+        run |= {**lines, "summaryMetrics": self.summary, "wandbConfig": '{"t": 1}', "tags": []}
+        run |= {"historyTail": json.dumps([json.dumps(h) for h in self.history[-1:]])}
+        run |= {"eventsTail": "[]", "notes": "", "description": "", "sweepName": None}
+        if operation == "Viewer":
+            viewer = {"id": "v", "entity": "e", "username": "u", "email": "", "flags": "{}"}
+            return {"viewer": viewer | {"teams": {"edges": []}}}
+        if operation == "RunResumeStatus":
+            return {"model": project | {"bucket": run if self.exists else None}}
+        if operation == "UpsertBucket":
+            inserted, self.exists = not self.exists, True
+            return {"upsertBucket": {"bucket": run, "inserted": inserted}}
+        if operation == "CreateRunFiles":
+            return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": []}}
+        return {}
+
+
+def _work(address, *arguments):
+    """A process of `wandb_worker`."""
+    command = [sys.executable, Path(__file__).with_name("wandb_worker.py"), *arguments]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    known = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": address, "WANDB_SILENT": "true"}
+    done = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+        env=process_env(PYTHONPATH=paths, **known),
+    )
+    assert done.returncode == (-signal.SIGKILL if "kill" in arguments else 0), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_what_wandb_lost_when_it_was_killed_is_sent_again_and_nothing_twice(tmp_path, mode):
+    with FakeWandbServer() as server:
+        _work(server.endpoint, tmp_path, mode, 1, 400, "kill")
+        _work(server.endpoint, tmp_path, mode, 381, 420, "end")  # it resumes after step 380
+        history = server.history
+    if mode == "offline":
+        history = _history(_settled_records(tmp_path / "debug"))
+    assert [h["step"] for h in history if "train/loss" in h] == list(range(1, 421))
+    assert [h["step"] for h in history if "validation/loss" in h] == list(range(2, 421, 2))
+    failed = [(h["step"], k) for h in history for k in h if k.endswith("/failed")]
+    assert failed[-2:] == [(420, "step/failed"), (420, "target/failed")]
+    assert len(failed) == len(set(failed))
+    sent = json.loads((tmp_path / "debug" / "wandb_sent.json").read_text())
+    assert sent == dict.fromkeys(("failure/step", "failure/target", "train", "validation"), 420)
+
+
+def test_the_file_of_an_offline_run_is_read_up_to_where_it_was_cut_off(tmp_path):
+    from wandb.proto.wandb_internal_pb2 import HistoryItem, HistoryRecord, Record
+
+    def record(step, length):
+        items = [HistoryItem(key="sent/train", value_json=str(step))]
+        items += [HistoryItem(nested_key=["sent", "failure", "step"], value_json=str(step // 2))]
+        items += [HistoryItem(key="text", value_json=json.dumps("x" * length))]
+        return Record(history=HistoryRecord(item=items)).SerializeToString()
+
+    content = b":W&B" + bytes(3)
+    for step in range(1, 7):  # the third and the fifth cross the end of a block
+        rest, first = record(step, 14_000), True
+        while rest or first:
+            room = 32_768 - len(content) % 32_768
+            if room < 7:
+                content += bytes(room)
+                continue
+            part, rest = rest[: room - 7], rest[room - 7 :]
+            kind = (1 if first else 4) if not rest else 2 if first else 3
+            crc = zlib.crc32(bytes([kind]) + part)
+            content += struct.pack("<IHB", crc, len(part), kind) + part
+            first = False
+    file = tmp_path / "run-1234.wandb"
+    for cut, last in ((len(content), 6), (len(content) - 1, 5), (32_768 + 20_000, 3), (7, None)):
+        for end in (b"", bytes(100)):
+            file.write_bytes(content[:cut] + end)
+            expected = {} if last is None else {"train": last, "failure/step": last // 2}
+            assert logged_steps(file, "sent/") == expected
+
+
 @pytest.mark.slow
 def test_offline_wandb_run_holds_the_same_numbers_and_continues_after_resume(tiny, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -408,13 +533,10 @@ def test_offline_wandb_run_holds_the_same_numbers_and_continues_after_resume(tin
     _write(recipe, [3, 4], resume_step=2)
 
     records = _settled_records(recipe.run_path)
-    history, run_ids, configs, metrics = [], set(), [], {}
+    history, run_ids, configs, metrics = _history(records), set(), [], {}
     for record in records:
         kind = record.WhichOneof("record_type")
-        if kind == "history":
-            items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
-            history.append({key: json.loads(value) for key, value in items.items()})
-        elif kind == "run":
+        if kind == "run":
             run_ids.add(record.run.run_id)
             configs.append({u.key: json.loads(u.value_json) for u in record.run.config.update})
         elif kind == "metric":

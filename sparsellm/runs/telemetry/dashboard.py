@@ -7,6 +7,7 @@ import queue
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from textwrap import shorten
@@ -20,11 +21,14 @@ from sparsellm.runs.files import warn, write_atomically
 from sparsellm.runs.telemetry import records
 from sparsellm.runs.telemetry.evaluations import task_metrics
 from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS, mean
+from sparsellm.runs.telemetry.wandb_file import logged_steps
 
 WANDB_ID_FILE = "wandb_id"
 SENT_FILE = "wandb_sent.json"  # the last step of each kind of record that wandb has
+SENT = "sent/"  # with a record's kind: a key under which each record has its step in wandb
 START_SECONDS = 30  # in which wandb must answer
 CLOSE_SECONDS = 60.0  # for which the end of a run waits for unsent records
+WRITE_SECONDS = 10.0  # for which it waits until wandb has written them to the disk
 
 
 def read_sent(file: Path) -> dict[str, int]:
@@ -39,23 +43,47 @@ def read_sent(file: Path) -> dict[str, int]:
     return read_model(file, RootModel[dict[str, int]], remedy)
 
 
+def sent_to_disk(run_path: Path, run_id: str) -> dict[str, int]:
+    """The last step of each kind of record that no kill of wandb's processes loses.
+
+    It is what lies in the files of offline runs. They may have been sent and deleted since, but
+    ``wandb_sent.json`` remembers what they had.
+
+    Raises:
+        ValueError: that file is damaged.
+    """
+    files = sorted(run_path.glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb"))
+    return _latest(read_sent(run_path / SENT_FILE), *(logged_steps(file, SENT) for file in files))
+
+
+def sent_to_server(run: Any) -> dict[str, int]:
+    """The same of a wandb run that has just started: what its server has, if it is online."""
+    summary = dict(run.summary)
+    return {key.removeprefix(SENT): int(summary[key]) for key in summary if key.startswith(SENT)}
+
+
+def _latest(*steps: dict[str, int]) -> dict[str, int]:
+    kinds = sorted(kind for each in steps for kind in each)
+    return {kind: max(each.get(kind, -1) for each in steps) for kind in kinds}
+
+
 class Dashboard:
     """Sends records from a thread of its own.
 
     If wandb cannot be reached, its run goes on offline, and `wandb sync` sends it later. Once wandb
-    has started, its own process waits for the network.
+    has started, its own process waits for the network. What wandb's `log` has taken is lost if all
+    processes are killed; the next session sends it again.
 
     Args:
         recipe: of the run, whose folder gets wandb's files.
         written: the records already in metrics.jsonl; those that wandb lacks are sent now. Steps
-            that are computed again, with the same numbers, are not sent again; a change of branch
-            (history.py) begins another wandb run.
+            that are computed again, with the same numbers, are not sent again.
     """
 
     def __init__(self, recipe: Recipe, written: Iterable[records.Record]) -> None:
         self._recipe = recipe
-        self._sent_file = recipe.run_path / SENT_FILE
-        self._sent = read_sent(self._sent_file)
+        read_sent(recipe.run_path / SENT_FILE)  # raises here, and not in the thread
+        self._sent: dict[str, int] = {}
         self._queue: queue.SimpleQueue[records.Record | None] = queue.SimpleQueue()
         for record in written:
             self._queue.put(record)
@@ -79,13 +107,18 @@ class Dashboard:
         for mode in (self._recipe.logging.wandb, "offline"):
             try:
                 run = start_wandb(self._recipe, mode)
+                safe = _latest(sent_to_disk(self._recipe.run_path, run.id), sent_to_server(run))
+                self._remember(safe)
+                self._sent = _latest(self._sent, safe)
                 while record is not None:
-                    if record.step > self._sent.get(record.kind, -1):
-                        run.log(wandb_values(record, self._recipe))
-                        self._sent[record.kind] = record.step
-                        write_atomically(self._sent_file, json.dumps(self._sent) + "\n")
+                    kind = record_kind(record)
+                    if record.step > self._sent.get(kind, -1):
+                        values = wandb_values(record, self._recipe)
+                        run.log(values | {f"{SENT}{kind}": record.step})
+                        self._sent[kind] = record.step
                     record = self._queue.get()
                 run.finish()
+                self._remember(self._sent if mode == "online" else self._written(run.id))
                 return
             except Exception as error:  # wandb raises its own errors and those of its sockets
                 if wandb := sys.modules.get("wandb"):
@@ -96,6 +129,23 @@ class Dashboard:
                     f"wandb is out of reach ({reason}); training goes on, and `wandb sync "
                     f"{self._recipe.run_path}/wandb/offline-run-*` sends its records later"
                 )
+
+    def _written(self, run_id: str) -> dict[str, int]:
+        """What lies on the disk; wandb's process may write on for a moment after its `finish`."""
+        end, path = time.monotonic() + WRITE_SECONDS, self._recipe.run_path
+        while (written := sent_to_disk(path, run_id)) != self._sent and time.monotonic() < end:
+            time.sleep(0.1)
+        return written
+
+    def _remember(self, sent: dict[str, int]) -> None:
+        write_atomically(self._recipe.run_path / SENT_FILE, json.dumps(sent) + "\n")
+
+
+def record_kind(record: records.Record) -> str:
+    """What follows one another in a run: a kind of record; of failures, each thing that failed."""
+    if isinstance(record, records.FailureRecord):
+        return f"{record.kind}/{record.what}"
+    return record.kind
 
 
 def check_wandb(recipe: Recipe) -> None:
@@ -145,6 +195,7 @@ def start_wandb(recipe: Recipe, mode: str | None = None) -> Any:
     run.define_metric("tokens")
     run.define_metric("*", step_metric="tokens")
     run.define_metric("validation/loss", step_metric="tokens", summary="min")
+    run.define_metric(f"{SENT}*", step_metric="tokens", hidden=True)
     return run
 
 

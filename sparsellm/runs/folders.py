@@ -52,8 +52,12 @@ def _unused(folder: Path, name: str) -> Path:
     return next(place for place in places if not (place.exists() or place.is_symlink()))
 
 
-def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
+def prune(
+    folder: Path, newest: Manifest, keep: int, skipped: int = 0, milestone: int | None = None
+) -> None:
     """Deletes all but the ``keep`` newest checkpoints of the branch that ends in ``newest``.
+
+    The checkpoint of the step ``milestone`` is kept beside them.
 
     The checkpoints of ``skipped`` steps in a row hold the same weights: only the newest of them is
     kept, beside the earlier ones. Links, copies by other names and what belongs to another branch
@@ -63,6 +67,7 @@ def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
         OSError: something cannot be deleted; everything else is.
     """
     own = [p for p in checkpoints_in(folder) if read_manifest(p).id in newest.branch]
+    own = [path for path in own if step_of(path) != milestone]
     before = [path for path in own if step_of(path) <= newest.step - skipped]
     since = [path for path in own if step_of(path) > newest.step - skipped]
     failures = [attempt(remove, path) for path in folder.glob(".tmp-pruned-*")]

@@ -39,6 +39,7 @@ class Saver:
         keep: number of newest checkpoints of the current branch to keep.
         ancestors: ids of the checkpoints that the run continues, the last one first.
         group: CPU process group used only for saving; None for one process.
+        milestone: step whose checkpoint is kept beside the newest.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Saver:
         keep: int,
         ancestors: Sequence[str] = (),
         group: dist.ProcessGroup | None = None,
+        milestone: int | None = None,
     ) -> None:
         self.ancestors = list(ancestors)
         self._folder, self._keep, self._group = folder, keep, group
+        self._milestone = milestone
         self._rank = dist.get_rank(group) if group else 0
         self._world_size = dist.get_world_size(group) if group else 1
         # The host memory that the GPU copies to is pinned, and kept from one save to the next. The
@@ -157,7 +160,7 @@ class Saver:
             folders.publish(partial, final, manifest)
             self.ancestors = manifest.branch
             try:
-                folders.prune(self._folder, manifest, self._keep, skipped)
+                folders.prune(self._folder, manifest, self._keep, skipped, self._milestone)
             except OSError as error:  # the new checkpoint is saved
                 warn(f"an old checkpoint could not be deleted: {error}")
 

@@ -31,7 +31,7 @@ from sparsellm.training import rehearsal
 from sparsellm.training.measure import Measurements
 from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.nonfinite import check_finite
-from sparsellm.training.optimization.schedule import is_due, measurements_due, next_may_launch
+from sparsellm.training.optimization.schedule import measurements_due, next_may_launch, saves_after
 from sparsellm.training.resume.run_state import begin_save, first_state
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.step import StepTotals, train_step
@@ -256,9 +256,8 @@ def _save_and_measure(
     run: Run, stop: StopRequest, measurements: Measurements, due: list[str], *, stopped: bool
 ) -> bool:
     """Saves and measures where it is due after a step; returns whether the run shall stop now."""
-    saves = run.recipe.checkpoint.every_steps
-    last = run.step == run.recipe.train.steps
-    if saves and (is_due(run.step, saves) or last or stopped):
+    saves = run.recipe.checkpoint.every_steps > 0
+    if saves_after(run.recipe, run.step) or (saves and stopped):
         _save(run)
     elif run.saver.finished:
         _say_saved(run)

@@ -39,6 +39,7 @@ from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.next_step import NextStep
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimization.optimizer import build_optimizer
+from sparsellm.training.optimization.schedule import decay_start
 from sparsellm.training.teacher import Teacher
 from sparsellm.training.validation import ValidationSet
 
@@ -280,7 +281,9 @@ def _build_saver(recipe: Recipe, accelerator: Accelerator) -> Saver:
         # A thread saves while training goes on. Ranks wait in it for the slowest disk; one that is
         # gone closes its connections.
         group = dist.new_group(backend="gloo", timeout=timedelta(hours=6))
-    return Saver(recipe.run_path / "checkpoints", recipe.checkpoint.keep, group=group)
+    milestone = decay_start(recipe.optimizer, recipe.train.steps)
+    folder = recipe.run_path / "checkpoints"
+    return Saver(folder, recipe.checkpoint.keep, group=group, milestone=milestone)
 
 
 def resize(run: Run, sequences: int) -> None:

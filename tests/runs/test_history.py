@@ -92,7 +92,7 @@ def test_records_without_a_checkpoint_are_set_aside(tmp_path, monkeypatch):
 @pytest.fixture
 def train(tiny_overrides, cli_here):
     def call(*arguments, **overrides):
-        sets = [*tiny_overrides, "optimizer.schedule=constant"]
+        sets = [*tiny_overrides, "optimizer.schedule=constant", "validation.every_steps=0"]
         sets += [f"{k.replace('__', '.')}={v}" for k, v in overrides.items()]
         return cli_here("train", "--recipe", "debug", *set_arguments(sets), *arguments)
 
@@ -168,3 +168,25 @@ def test_a_run_whose_newest_checkpoint_was_moved_away_goes_on_from_the_one_befor
     result = train(train__steps=8)
     assert "debug/: resumes from step_00000006" in result.stdout, result.stderr
     assert [record["loss"] for record in read_metrics(run_path, "train")] == losses
+
+
+def test_a_finished_run_with_wsd_goes_on_at_the_same_learning_rate(train, tiny_overrides):
+    wsd = {"optimizer__schedule": "wsd", "optimizer__decay_steps": 2}
+    few = {"checkpoint__every_steps": 5, "checkpoint__keep": 1}
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    assert train(train__steps=8, **wsd, **few).returncode == 0
+    folder = run_path / "checkpoints"
+    assert [path.name for path in checkpoint.checkpoints_in(folder)] == [
+        "step_00000006",  # before the decay
+        "step_00000008",
+    ]
+    back = ("--resume", str(folder / "step_00000006"))
+    result = train(*back, name="new", train__steps=12, **wsd, **few)
+    assert result.returncode == 0, result.stderr
+    assert "the learning rate changes" not in result.stdout
+    new = read_metrics(run_path.with_name("new"), "train")
+    peak = load_recipe("debug", tiny_overrides).optimizer.learning_rate
+    rates = {record["step"]: record["learning_rate"] for record in new}
+    assert rates == {**dict.fromkeys(range(7, 12), peak), 12: pytest.approx(peak * 0.5)}
+    in_place = train(train__steps=12, **wsd, **few)
+    assert "--resume …/step_00000006 --set name=NEW" in in_place.stdout

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sparsellm.recipe.sections import OptimizerConfig, SparsityConfig
-from sparsellm.training.optimization.schedule import l1_coefficient, learning_rate, rate_changes
+from sparsellm.training.optimization.schedule import (
+    decay_start,
+    l1_coefficient,
+    learning_rate,
+    next_may_launch,
+    rate_changes,
+    saves_after,
+)
 
 
 def test_warm_up_then_cosine_to_the_floor():
@@ -52,7 +59,7 @@ def test_a_jump_of_the_learning_rate_is_said(tiny):
     assert rate_changes(saved, saved, 100) == []
     [said] = rate_changes(saved, longer, 100)
     assert "from 3.85e-07 at step 100 to 0.000762 at the next: the cosine now ends at" in said
-    assert "optimizer.schedule=wsd or constant can be continued" in said
+    assert "optimizer.schedule=constant can be continued without a jump, and wsd from" in said
     lower = tiny("train.steps=100", "optimizer.learning_rate=1e-3")
     [said] = rate_changes(saved, lower, 50)
     assert said.startswith("the learning rate changes from")
@@ -61,6 +68,23 @@ def test_a_jump_of_the_learning_rate_is_said(tiny):
         own = ["optimizer.learning_rate=1.5e-3", f"optimizer.schedule={schedule}"]
         before, after = tiny("train.steps=100", *own), tiny("train.steps=200", *own)
         assert rate_changes(before, after, 80) == []
+
+
+def test_wsd_can_be_continued_from_the_checkpoint_before_its_decay(tiny):
+    own = ["optimizer.schedule=wsd", "optimizer.decay_steps=20", "checkpoint.every_steps=30"]
+    saved, longer = (tiny(f"train.steps={steps}", *own) for steps in (100, 200))
+    assert decay_start(saved.optimizer, 100) == 80
+    assert [step for step in range(1, 101) if saves_after(saved, step)] == [30, 60, 80, 90, 100]
+    assert not next_may_launch(saved, 80)
+    assert rate_changes(saved, longer, 80) == []
+    [said] = rate_changes(saved, longer, 100)
+    assert said.endswith(
+        "wsd decays from step 80 on. Without a jump a new run goes on from before that: --resume "
+        "…/step_00000080 --set name=NEW"
+    )
+    assert decay_start(tiny().optimizer, 100) is None
+    never = tiny("train.steps=100", *own[:2], "checkpoint.every_steps=0")
+    assert not any(saves_after(never, step) for step in range(1, 101))
 
 
 def test_a_jump_of_the_gates_learning_rate_is_said(tiny):

@@ -7,6 +7,7 @@ import math
 
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.sections import FFNConfig, OptimizerConfig, SparsityConfig
+from sparsellm.runs.checkpoint import step_name
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -18,13 +19,22 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.learning_rate
-    first = config.warmup_steps  # of the decay
-    if config.schedule == "wsd":
-        first = max(first, total_steps - (config.decay_steps or max(total_steps // 10, 1)))
+    first = decay_start(config, total_steps) or config.warmup_steps
     progress = min(max(step - first, 0) / max(total_steps - first, 1), 1.0)
     cosine = config.schedule == "cosine"
     left = 0.5 * (1 + math.cos(math.pi * progress)) if cosine else 1.0 - progress
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
+
+
+def decay_start(config: OptimizerConfig, total_steps: int) -> int | None:
+    """Steps before the decay of ``wsd`` begins; None for other schedules.
+
+    From the checkpoint of that step a longer run goes on without a jump of the learning rate.
+    """
+    if config.schedule != "wsd":
+        return None
+    decay_steps = config.decay_steps or max(total_steps // 10, 1)
+    return max(config.warmup_steps, total_steps - decay_steps)
 
 
 def rate_changes(saved: Recipe, present: Recipe, step: int) -> list[str]:
@@ -38,7 +48,14 @@ def rate_changes(saved: Recipe, present: Recipe, step: int) -> list[str]:
         if present.optimizer.schedule == "cosine" and present.train.steps != saved.train.steps:
             changes[0] += (
                 f": the cosine now ends at step {present.train.steps}, not {saved.train.steps}; "
-                "optimizer.schedule=wsd or constant can be continued without a jump"
+                "optimizer.schedule=constant can be continued without a jump, and wsd from where "
+                "its decay began"
+            )
+        first = decay_start(saved.optimizer, saved.train.steps)
+        if first is not None and first < step and present.optimizer.schedule == "wsd":
+            changes[0] += (
+                f": wsd decays from step {first} on. Without a jump a new run goes on from before "
+                f"that: --resume …/{step_name(first)} --set name=NEW"
             )
     was, now = saved.optimizer.gate_lr_scale, present.optimizer.gate_lr_scale
     if was != now and not math.isclose(after * now, planned * was, rel_tol=0.01):
@@ -70,6 +87,13 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def saves_after(recipe: Recipe, step: int) -> bool:
+    """Whether a checkpoint is due after ``step``: also at the end, and before wsd decays."""
+    every, last = recipe.checkpoint.every_steps, recipe.train.steps
+    ends = (decay_start(recipe.optimizer, last), last)
+    return every > 0 and (is_due(step, every) or step in ends)
+
+
 def measurements_due(recipe: Recipe, step: int) -> list[str]:
     """Which of ``validation`` and ``evaluation`` are due after a step, in this order."""
     last = step == recipe.train.steps
@@ -94,7 +118,7 @@ def next_may_launch(recipe: Recipe, step: int) -> bool:
     """
     return (
         step < recipe.train.steps
-        and not is_due(step, recipe.checkpoint.every_steps)
+        and not saves_after(recipe, step)
         and not measurements_due(recipe, step)
         and not recipe.sparsity.reinit_rate
         and recipe.train.micro_batch_size != "auto"

@@ -13,6 +13,7 @@ from conftest import set_arguments
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import sparsellm
 from runs.hf_models import MODELS, PUBLISHED, change, logits, stock_model, write_model
 from sparsellm.cli import main
 from sparsellm.export.card import model_card
@@ -186,13 +187,36 @@ def test_weights_in_another_format_and_a_damaged_configuration(folder, tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
-def test_one_file_beside_an_index_of_other_shards_is_read_as_by_transformers(folder):
+def test_one_file_beside_an_index_of_other_shards_is_read_as_by_transformers(folder, capsys):
     weights, shard = load_file(folder / "model.safetensors"), "model-00001-of-00001.safetensors"
     save_file({name: 2 * w for name, w in weights.items()}, folder / shard, {"format": "pt"})
     index = {"metadata": {}, "weight_map": dict.fromkeys(weights, shard)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     expected = logits(AutoModelForCausalLM.from_pretrained(folder))
-    assert torch.equal(logits(load_pretrained(folder).model), expected)
+    for load in (load_pretrained, sparsellm.load):
+        capsys.readouterr()
+        assert torch.equal(logits(load(folder).model), expected)
+        assert (
+            f"{folder} has two models: model.safetensors, which is read" in capsys.readouterr().err
+        )
+    (folder / shard).unlink()  # there is one
+    load_pretrained(folder)
+    assert "two models" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["SmolLM"], indirect=True)
+def test_a_tied_model_may_be_stored_by_its_output_layer_alone(folder, tmp_path):
+    """As safetensors' `save_model` does, which keeps one of two names of a tensor."""
+    expected = logits(AutoModelForCausalLM.from_pretrained(folder))
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert torch.equal(logits(sparsellm.load(folder).model), expected)
+    written, _ = import_export(folder, tmp_path / "run")
+    export(folder, tmp_path / "out", "fp32")
+    for place in (folder, written, tmp_path / "out"):
+        assert torch.equal(logits(load_pretrained(place).model), expected)
+    assert "model.embed_tokens.weight" in load_file(tmp_path / "out" / "model.safetensors")
 
 
 @pytest.mark.parametrize("folder", ["SmolLM"], indirect=True)

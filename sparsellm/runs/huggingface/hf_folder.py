@@ -17,7 +17,7 @@ from sparsellm.recipe.families import PUBLISHED
 from sparsellm.recipe.strict import read_json, read_model
 from sparsellm.recipe.vocabulary import CONFIG_FILE, TOKENIZER_FILES
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import read_tensors
+from sparsellm.runs.files import read_tensors, warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,10 +75,33 @@ def exported_tokenizer(path: Path) -> dict[str, Any]:
     return (read_model(file, _Trainer, REMEDY) if file.is_file() else {}).get("tokenizer") or {}
 
 
+def warn_of_two_models(path: Path) -> None:
+    """Warns where a folder has a single file of weights beside an index of shards that are there.
+
+    Raises:
+        ValueError: the index is damaged.
+    """
+    if not all((path / name).is_file() for name in (checkpoint.MODEL_FILE, INDEX_FILE)):
+        return
+    shards = sorted(set(_shard_of(path).values()) - {checkpoint.MODEL_FILE})
+    if shards and all((path / shard).is_file() for shard in shards):
+        warn(
+            f"{path} has two models: {checkpoint.MODEL_FILE}, which is read, as by transformers, "
+            f"and {INDEX_FILE} with {shards[0]} and so on, which are not. Delete the ones that are "
+            "not the model's"
+        )
+
+
+def _shard_of(path: Path) -> dict[str, str]:
+    places: dict[str, str] = read_model(path / INDEX_FILE, _ShardIndex, REMEDY)["weight_map"]
+    return places
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """All tensors in the type in which they lie in the shards, on the CPU.
 
-    Where a folder has one file and an index of shards, it is the file, as in stock transformers.
+    Where a folder has one file and an index of shards, it is the file, as in stock transformers,
+    and a warning says so.
 
     Raises:
         FileNotFoundError: there are no safetensors, or a shard is missing.
@@ -92,8 +115,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             "`AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)` writes them"
         )
     if single.is_file() or not index_file.is_file():
+        warn_of_two_models(path)
         return read_tensors(single, REMEDY)
-    places: dict[str, str] = read_model(index_file, _ShardIndex, REMEDY)["weight_map"]
+    places = _shard_of(path)
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(places.values())):
         if shard in ("", "..") or shard != Path(shard).name:
@@ -119,7 +143,7 @@ def model_weights(path: Path, recipe: Recipe) -> dict[str, Tensor]:
     tensors = read_weights(path)
     if recipe.model.tie_word_embeddings and "lm_head.weight" in tensors:
         head = tensors.pop("lm_head.weight")
-        embedding = tensors.get(_EMBEDDING, head)
+        embedding = tensors.setdefault(_EMBEDDING, head)  # it may be stored under either name
         if not torch.equal(head.to(embedding.dtype), embedding):
             raise ValueError(
                 f"{path}: lm_head.weight is not {_EMBEDDING}, although the model has "

@@ -272,6 +272,7 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
     """
     if hf_folder.is_published(folder):
         return Loaded(load_pretrained(folder, device, dtype).model, folder_tokenizer(folder))
+    hf_folder.warn_of_two_models(folder)
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -195,6 +195,17 @@ def test_a_model_from_elsewhere_is_scored_as_by_lm_evals_own_command(
     assert other["acc_norm,none"] != expected["acc_norm,none"]
 
 
+def test_acc_norm_divides_by_characters(data_dir):
+    """As eval/suite.yaml says of lm-eval: é is one of them, and two bytes."""
+    (task,) = build_tasks(SUITE, ["piqa"], data_dir).values()
+    doc = {"goal": "say", "sol1": "é" * 6, "sol2": "e" * 8, "label": 0}
+    assert task.doc_to_choice(doc) == [doc["sol1"], doc["sol2"]]
+    # Per character -1 and -1.25, per byte -0.5 and -1.25; then -2 and -1.25, -1 and -1.25.
+    for first, expected in ((-6.0, 1.0), (-12.0, 0.0)):
+        scores = task.process_results(doc, [(first, False), (-10.0, False)])
+        assert scores["acc_norm"] == expected
+
+
 def test_an_end_token_after_every_text_is_not_scored_as_an_answer(tmp_path):
     folder = write_chat_model(tmp_path / "theirs", "<bos> $A <eos>")
     model, tokenizer = sparsellm.load(folder)

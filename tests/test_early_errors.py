@@ -44,6 +44,8 @@ REFUSED = {
     ),
     "train debug --set name=debug --set optimizer.name=muon": "of optimizer.name adamw, not muon",
     "train debug --resume full": "--resume full is not a checkpoint or a run that has one",
+    "train debug --set name=new --init-from full": "full is not a checkpoint",
+    "train debug --fresh --init-from runs/gone": "runs/gone is not a checkpoint",
     "train debug --set logging.wandb=online": "wandb knows no API key: run `wandb login`",
     "train debug --set data.files=[text/bad.jsonl]": "bad.jsonl: line 1 is of type list",
     "train debug --set data.files=[text] --set validation.every_steps=0": "line 1 is of type list",

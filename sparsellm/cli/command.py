@@ -181,16 +181,7 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
         raise ValueError("--fresh starts at step 0 and --resume does not; give one of them")
     if options.init_from and options.resume:
         raise ValueError("--init-from starts at step 0 and --resume does not; give one of them")
-    if options.init_from:
-        from sparsellm.runs.huggingface.pretrained import recipe_for
-
-        recipe = recipe_for(
-            options.recipe, options.overrides, options.init_from, fresh=options.fresh
-        )
-    else:
-        from sparsellm.recipe import load_recipe
-
-        recipe = load_recipe(options.recipe, options.overrides)
+    recipe = _recipe_to_train(options)
     run_path = recipe.run_path.resolve()
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
@@ -211,6 +202,27 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     train(recipe, stop, options.resume, options.fresh, options.init_from)
     if not ranks.several() and stop.received is None:
         _write_sample(recipe.run_path, recipe.train.steps)
+
+
+def _recipe_to_train(options: argparse.Namespace) -> Recipe:
+    """The recipe, with the model of ``--init-from`` and a tokenizer that can be read."""
+    if options.init_from:
+        from sparsellm.runs.huggingface.find import check_weights
+
+        fresh, overrides = options.fresh, options.overrides
+        check_weights(options.init_from, options.recipe, overrides, fresh=fresh)
+        from sparsellm.runs.huggingface.pretrained import recipe_for  # imports torch
+
+        recipe = recipe_for(options.recipe, overrides, options.init_from, fresh=fresh)
+    else:
+        from sparsellm.recipe import load_recipe
+
+        recipe = load_recipe(options.recipe, options.overrides)
+    if options.fresh:
+        return recipe
+    from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
+
+    return with_tokenizer_at_hand(recipe)
 
 
 def _write_sample(run_path: Path, steps: int) -> None:

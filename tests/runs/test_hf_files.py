@@ -16,6 +16,7 @@ from runs.hf_models import CHAT_TEMPLATE, write_chat_model
 from sparsellm.cli import main
 from sparsellm.export.save_export import export, import_export
 from sparsellm.runs.huggingface.pretrained import find_checkpoint, load_pretrained
+from sparsellm.runs.telemetry.records import read_metrics
 
 TEXT = "Document 1. In 2024 <|im_end|>"
 MESSAGES = [{"role": "user", "content": "why?"}]
@@ -115,6 +116,26 @@ def test_training_here_goes_on_with_its_tokens_and_says_what_it_leaves(
     assert (generation["temperature"], generation["top_p"]) == (0.6, 0.9)
     assert (tmp_path / "out" / "LICENSE").is_file()
     assert load_pretrained(run).begin_ids == [1]
+
+
+def test_a_run_resumes_from_elsewhere_and_without_the_folder_of_its_tokenizer(
+    folder, tiny_overrides, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = set_arguments([*tiny_overrides, f"data.tokenizer=hf:{folder.name}", "train.steps=2"])
+    command = ["train", "debug", *words]
+    assert main(command) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # `hf:theirs` is no folder here
+    assert main([*command, "--set", "train.steps=3"]) == 0, capsys.readouterr().err
+    shutil.rmtree(folder)
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--set", "train.steps=4"]) == 0, capsys.readouterr().err
+    assert "resuming from" in capsys.readouterr().out
+    steps = [r["step"] for r in read_metrics(tmp_path / "runs" / "debug", "train")]
+    assert steps == [1, 2, 3, 4]
+    assert main([*command, "--set", "name=new"]) == 1  # a new run needs it
+    assert "data.tokenizer hf:theirs: no such folder" in capsys.readouterr().err
 
 
 def test_a_tokenizer_changed_after_training_is_not_the_models(folder, tiny, tmp_path):

@@ -17,6 +17,7 @@ from sparsellm.recipe.vocabulary import (
     HF_PREFIX,
     TOKENIZER_FILE,
     TOKENIZER_FILES,
+    hf_file,
     tokenizer_folder,
 )
 from sparsellm.runs import checkpoint
@@ -94,6 +95,20 @@ def with_own_tokenizer(recipe: Recipe, path: Path) -> Recipe:
                 return recipe
     data = recipe.data.model_copy(update={"tokenizer": f"{HF_PREFIX}{own.resolve()}"})
     return recipe.model_copy(update={"data": data})
+
+
+def with_tokenizer_at_hand(recipe: Recipe) -> Recipe:
+    """The recipe of a run that resumes, also where its tokenizer of Hugging Face's is out of reach:
+    a folder that is gone, or was named as seen from another one. Its checkpoint has a copy.
+    """
+    newest = checkpoint.latest(recipe.run_path / "checkpoints")
+    if newest is None or not recipe.data.tokenizer.startswith(HF_PREFIX):
+        return recipe
+    try:
+        hf_file(recipe.data.tokenizer, TOKENIZER_FILE)
+    except (FileNotFoundError, ValueError):
+        return with_own_tokenizer(recipe, newest)
+    return recipe
 
 
 def not_carried(folder: Path) -> list[str]:

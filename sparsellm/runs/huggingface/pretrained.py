@@ -22,7 +22,7 @@ from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.vocabulary import HF_PREFIX
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.huggingface import hf_files, hf_folder
-from sparsellm.runs.huggingface.find import find_checkpoint
+from sparsellm.runs.huggingface.find import find_checkpoint, own_checkpoint
 from sparsellm.runs.huggingface.hf_config import check_config, derive_recipe
 from sparsellm.runs.huggingface.hf_generation import set_generation
 from sparsellm.runs.huggingface.hf_tokenizer import (
@@ -173,13 +173,10 @@ def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = F
             lambda: find_checkpoint(source), lambda found: load_recipe_of(found, source)
         )
     except FileNotFoundError:
-        # Without the weights' model other overrides may contradict the recipe.
-        where = ("name", "logging.run_dir")
-        place = [own for own in overrides if own.partition("=")[0].strip() in where]
-        own_checkpoint = checkpoint.latest(load_recipe(name, place).run_path / "checkpoints")
-        if fresh or own_checkpoint is None:
+        newest = own_checkpoint(name, overrides)
+        if fresh or newest is None:
             raise
-        weights = load_recipe_of(own_checkpoint)
+        weights = load_recipe_of(newest)
     model = weights.model.model_dump(mode="json", exclude={"context_length"})
     instead = {
         "model": model,

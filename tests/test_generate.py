@@ -177,6 +177,7 @@ def test_command(checkpoint_path, capsys):
         (["--temperature", "nan"], "--temperature nan must be finite"),
         (["--seed", str(2**64)], f"--seed {2**64} must be from 0 to"),
         (["--max-new-tokens", "32"], "--max-new-tokens is 32"),
+        (["--precision", "fp8", "--device", "cpu"], "precision fp8 needs a GPU"),
     ],
 )
 def test_mistakes(checkpoint_path, capsys, arguments, message):

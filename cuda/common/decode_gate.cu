@@ -119,7 +119,10 @@ __device__ __forceinline__ uint32 product_of(Shared& shared, const Problem& p,
                                              uint32 count) {
   constexpr int tiles_at_once = max_tiles<octets>, round_tiles = Place<octets>::round_tiles;
   Copies<Weight, octets> copies(shared, rows, p.k);
-  if (!gate) prefetch_down(shared, w_down, p.k, count);
+  if (gate)
+    await_previous_kernel();  // which does not write the weights: their copies are under way
+  else
+    prefetch_down(shared, w_down, p.k, count);
   uint32 slot = 0;
 #pragma unroll 1
   for (uint32 row = 0; row < rows.num; row += tiles_at_once * tile_rows) {
@@ -174,7 +177,6 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
                 uint32* count, uint16* neuron, element* value, const float* scale_N) {
   Shared& shared = dynamic_shared<Shared>();
   admit_next_kernel();
-  await_previous_kernel();
   const uint32 first = first_neuron(blockIdx.x, gridDim.x, n);
   const uint32 end = first_neuron(blockIdx.x + 1, gridDim.x, n);
   const Rows<stored_weight> rows{w_NK, scale_N, bias_N, nullptr, first, end - first};

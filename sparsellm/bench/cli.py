@@ -87,6 +87,25 @@ def _forward_options(parser: argparse.ArgumentParser) -> None:
     _add_seconds(parser)
 
 
+def _generation_options(parser: argparse.ArgumentParser) -> None:
+    many: dict[str, Any] = {"nargs": "+"}
+    text = "recipes whose models generate (default: 2b and 0.5b)"
+    parser.add_argument("--recipe", default=["2b", "0.5b"], help=text, **many)
+    text = "neurons that fire for a token on average, in every layer (default: 30)"
+    parser.add_argument("--nnz", type=float, default=30.0, help=text)
+    text = "precisions of our side; the others are bf16 (default: own and fp8)"
+    choices = ("own", "fp8")
+    parser.add_argument("--precision", choices=choices, default=choices, help=text, **many)
+    text = "numbers of sequences (default: 1 and 8)"
+    parser.add_argument("--batch", type=positive_int, default=[1, 8], help=text, **many)
+    text = "tokens of the prompts (default: 128 and 2,048)"
+    parser.add_argument("--prompt", type=positive_int, default=[128, 2048], help=text, **many)
+    text = "tokens after the first, whose rate is measured (default: 128)"
+    parser.add_argument("--new-tokens", type=positive_int, default=128, help=text)
+    text = "timed calls of each side, of which the median counts (default: 5)"
+    parser.add_argument("--repeats", type=positive_int, default=5, help=text)
+
+
 def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", required=True, help="a bundled recipe or a YAML file")
     add_overrides(parser)
@@ -142,6 +161,14 @@ BENCHMARKS = (
         "compute its activation.",
         _forward_options,
         "model_forward",
+    ),
+    Benchmark(
+        "generation",
+        "measure generated tokens per second, ours against stock transformers (GPU)",
+        "The same weights on three sides: transformers as it is, transformers with its static "
+        "cache, which it compiles, and ours. Weights are random, with gates fitted to --nnz.",
+        _generation_options,
+        "generation",
     ),
     Benchmark(
         "train",

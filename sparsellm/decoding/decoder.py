@@ -3,6 +3,8 @@
 Shapes: M sequences, one token each; K hidden_size; V vocabulary.
 """
 
+import functools
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.token_math import Heads, Linear
 from sparsellm.ffn.inference_path.linears import is_fp8, quantised_weight
 from sparsellm.ffn.inference_path.replace import is_replaced
+from sparsellm.ffn.kernels.compiler.gpu_architecture import unsupported
 from sparsellm.ffn.types import ELEMENTS
 from sparsellm.recipe.families import ARCHITECTURES
 
@@ -76,7 +79,12 @@ class Decoder:
 
 
 def _has_kernels(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in ELEMENTS
+    return x.is_cuda and x.dtype in ELEMENTS and _runs_kernels(x.device)
+
+
+@functools.cache
+def _runs_kernels(device: torch.device) -> bool:
+    return unsupported(device) is None and importlib.util.find_spec("cupy") is not None
 
 
 def _residual_norm(h_MK: Tensor, y_MK: Tensor | None, norm: _Norm) -> Tensor:

@@ -90,7 +90,7 @@ def sample(
         )
         return tokens
     input_ids = input_ids.to(model.device)
-    sequences = _Sequences(model, input_ids, mask_MT, most)
+    sequences = Sequences(model, input_ids, mask_MT, most)
     draws = _Draws(generation_config, stopping_criteria, logits_processor)
     reports = _Reports(input_ids, streamer)
     logits_MV = sequences.prompt_logits()
@@ -114,7 +114,7 @@ def _is_left_padded(mask_MT: Tensor | None) -> bool:
     return bool(is_text[:, -1:].all() & (is_text[:, 1:] | ~is_text[:, :-1]).all())
 
 
-class _Sequences:
+class Sequences:
     """Tokens of all sequences, and what the model keeps of them."""
 
     def __init__(self, model: Any, prompt_MT: Tensor, mask_MT: Tensor | None, most: int) -> None:

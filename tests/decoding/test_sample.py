@@ -78,7 +78,7 @@ def test_up_to_the_end_of_the_context(model, steps):
 def test_logits_equal_those_of_a_forward_without_a_cache(model):
     given = prompts(padding=())
     tokens = given["input_ids"]
-    sequences = loop._Sequences(model, tokens[:, :4], None, 9)
+    sequences = loop.Sequences(model, tokens[:, :4], None, 9)
     with torch.no_grad():
         found = [sequences.prompt_logits()]
         for at in range(4, 9):

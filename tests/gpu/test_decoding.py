@@ -212,7 +212,7 @@ def test_in_fp32_the_tokens_are_those_of_transformers(name, graphs):
 def test_logits_are_those_of_the_models_forward(batch, precision, graphs):
     model, stock = accelerated("ReLU, tied", precision)
     tokens = torch.randint(257, (batch, 40), generator=torch.Generator().manual_seed(5)).cuda()
-    sequences = loop._Sequences(model, tokens[:, :20], None, 41)
+    sequences = loop.Sequences(model, tokens[:, :20], None, 41)
     with torch.no_grad():
         found = [sequences.prompt_logits()]
         for at in range(20, 40):

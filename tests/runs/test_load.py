@@ -89,6 +89,10 @@ def test_device_type_and_mistakes(folder, tmp_path, monkeypatch):
     assert sparsellm.load(folder, "cpu", torch.bfloat16).model.dtype == torch.bfloat16
     monkeypatch.setattr(loading, "put_kernels_under", lambda _: pytest.fail("on a CPU"))
     sparsellm.load(folder)
+    with pytest.raises(ValueError, match="precision fp8 needs a GPU"):
+        sparsellm.load(folder, "cpu", precision="fp8")
+    with pytest.raises(ValueError, match="precision 'fp4' must be one of own, fp8"):
+        sparsellm.load(folder, "cpu", precision="fp4")
     with pytest.raises(FileNotFoundError, match=r"is not a checkpoint .* or a Hugging Face folder"):
         sparsellm.load(tmp_path / "nothing")
     with pytest.raises(ValueError, match="nonsense"):

@@ -15,8 +15,10 @@ from transformers import (
 )
 
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
+from sparsellm.decoding.sample import use_fast_generation
 from sparsellm.device import pick_device, pick_dtype, place
-from sparsellm.ffn.inference_path.accelerate import accelerate as put_kernels_under
+from sparsellm.ffn.dispatch import check_choice
+from sparsellm.ffn.inference_path.accelerate import Precision, accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.vocabulary import HF_PREFIX
@@ -223,6 +225,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     *,
     accelerate: bool = True,
+    precision: Precision = "own",
 ) -> Loaded:
     """A model and its tokenizer, as transformers' own classes, ready for ``generate``.
 
@@ -237,15 +240,19 @@ def load(
         dtype: of the weights, such as ``torch.bfloat16`` or ``bf16``; default is bf16 on a GPU and
             fp32 on a CPU.
         accelerate: on a GPU, put the sparse kernels under the FFNs that they support, with the
-            defaults of `sparsellm.accelerate`. Each layer runs dense where that is faster, and
-            models without ReLU or ReLU² stay as they are.
+            defaults of `sparsellm.accelerate`, and let ``generate`` replay a CUDA graph for each
+            token. Each layer runs dense where that is faster, and FFNs without ReLU or ReLU² stay
+            as they are.
+        precision: ``own``, or ``fp8``, which reads half the bytes of most weights: see
+            `sparsellm.accelerate`.
 
     Returns:
         ``(model, tokenizer)``.
 
     Raises:
         FileNotFoundError: there is no such model; the message says what was looked for.
-        ValueError: it is damaged or cannot be read; no such device or type.
+        ValueError: it is damaged or cannot be read; no such device or type; FP8 without a
+            GPU that has it.
     """
     path = Path(path_or_id)
     on = pick_device(None if device is None else str(device))
@@ -256,9 +263,23 @@ def load(
     else:
         ours = load_pretrained(path, on, dtype)
         loaded = Loaded(ours.model, ours.stock_tokenizer())
-    if accelerate and on.type == "cuda":
-        put_kernels_under(loaded.model)
+    if accelerate:
+        make_fast(loaded.model, precision)
     return loaded
+
+
+def make_fast(model: HFModel, precision: Precision = "own") -> None:
+    """On a GPU, puts the kernels under a model's FFNs, and the captured step under its generation.
+
+    Raises:
+        ValueError: an unknown ``precision``, or FP8 without a GPU that has it.
+    """
+    check_choice("precision", precision, Precision)
+    if model.device.type == "cuda":
+        put_kernels_under(model, precision=precision)
+        use_fast_generation(model)
+    elif precision != "own":
+        raise ValueError(f"precision {precision} needs a GPU; on a CPU omit it")
 
 
 def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> Loaded:

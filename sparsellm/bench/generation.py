@@ -1,0 +1,235 @@
+"""Generated tokens per second of whole models: ours against transformers' two ways, on one GPU.
+
+The sides compute the same weights in bf16, greedily, by ``model.generate``: transformers' class as
+it is (eager) and with its static cache, which it compiles (static), and ours. Weights are random;
+one column of every gate is fitted so that the asked number of neurons fires for a token on average.
+A rate is that of the tokens after the first. Calls of the sides alternate; values are medians.
+"""
+
+import argparse
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel as HFModel
+
+from sparsellm.bench.compare import gpu
+from sparsellm.bench.model_forward import MAX_DIFFERENCE
+from sparsellm.bench.record import Measurement
+from sparsellm.bench.timing import spread
+from sparsellm.decoding.sample import Sequences, use_fast_generation
+from sparsellm.ffn.inference_path.accelerate import accelerate_whole, restore
+from sparsellm.model import model_config, use_sparse_ffn
+from sparsellm.recipe import Recipe, load_recipe
+
+_CHECKED_TOKENS = 8  # whose logits are compared
+_STATIC = {"cache_implementation": "static"}
+
+
+def measure(
+    options: argparse.Namespace, device: torch.device | None = None
+) -> Iterator[list[Measurement]]:
+    """Measures every recipe, precision, batch and prompt length that the options name.
+
+    Raises:
+        ValueError: there is no GPU, the kernels do not support an FFN, or the results are wrong.
+    """
+    device = device or gpu(options.benchmark)
+    for name in options.recipe:
+        recipe = load_recipe(name)
+        with torch.no_grad():
+            yield from _of_recipe(options, recipe, device)
+
+
+def _of_recipe(
+    options: argparse.Namespace, recipe: Recipe, device: torch.device
+) -> Iterator[list[Measurement]]:
+    stock = _stock_model(recipe, device)
+    nnz = fit_gates(stock, options.nnz, _ids(recipe, 4, 256, device))
+    ours = _same_weights(stock)
+    for precision in options.precision:
+        before = _allocated(device)
+        accelerate_whole(ours, kernels="auto", token_order="auto", precision=precision)
+        use_fast_generation(ours)
+        extra = _allocated(device) - before
+        for prompt in options.prompt:
+            for batch in options.batch:
+                ids = _ids(recipe, batch, prompt, device)
+                difference = _difference(stock, ours, ids)
+                if not difference <= MAX_DIFFERENCE[precision]:
+                    raise ValueError(
+                        f"the logits differ from dense by {difference:.1%}; wrong results are not "
+                        "timed"
+                    )
+                case = {
+                    "recipe": recipe.name,
+                    "weights": "random, fitted gates",
+                    "measured_nnz": nnz,
+                    "precision": precision,
+                    "batch": batch,
+                    "prompt": prompt,
+                    "new_tokens": options.new_tokens,
+                }
+                sides = {
+                    "ours": partial(ours.generate, ids),
+                    "static": partial(stock.generate, ids, **_STATIC),
+                    "eager": partial(stock.generate, ids),
+                }
+                found = _timed(sides, batch, options, device)
+                yield [
+                    *_records(case, found, extra),
+                    Measurement("generation", case, "difference", difference, "relative to dense"),
+                ]
+        restore(ours)
+
+
+def _stock_model(recipe: Recipe, device: torch.device) -> HFModel:
+    """transformers' own model of a recipe, with random weights in bf16."""
+    config = model_config(recipe, recipe.padded_vocab_size - 1)
+    config.eos_token_id = None  # all sides generate as many tokens as they are asked for
+    torch.manual_seed(recipe.seed)
+    with device:
+        model = getattr(transformers, recipe.architecture.model_class)(config)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    model.generation_config.pad_token_id = 0
+    model.generation_config.do_sample = False
+    found: HFModel = model.to(device).eval()
+    return found
+
+
+def _same_weights(stock: HFModel) -> HFModel:
+    """Our model, which shares the tensors of another one."""
+    with torch.device("meta"):
+        model = type(stock)(stock.config)
+    model.load_state_dict(stock.state_dict(), assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = copy.deepcopy(stock.model.rotary_emb)
+    model.generation_config = copy.deepcopy(stock.generation_config)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    found: HFModel = use_sparse_ffn(model).eval()
+    return found
+
+
+def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
+    """Shifts every gate so that ``nnz`` neurons fire per token on average; returns that number.
+
+    The first hidden feature is the same positive number for every token, and no layer changes it;
+    its column of the gate is a threshold, layer by layer.
+    """
+    base = model.model
+    base.embed_tokens.weight.normal_()
+    base.embed_tokens.weight[:, 0] = 8.0
+    fired: list[Tensor] = []
+
+    def fit(ffn: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        x_MK = arguments[0].flatten(0, -2)
+        first_NK = getattr(ffn, "gate_proj", ffn.up_proj).weight
+        first_NK[:, 0] = 0
+        z_MN = (x_MK @ first_NK.t()).float()
+        num = max(round(nnz * len(x_MK)), 1)
+        largest = (z_MN / x_MK[:, :1].float()).flatten().topk(num).values
+        first_NK[:, 0] = -largest[-1].to(first_NK.dtype)
+        fired.append((x_MK @ first_NK.t() > 0).sum() / len(x_MK))
+
+    for layer in base.layers:
+        layer.self_attn.o_proj.weight[0] = 0
+        layer.mlp.down_proj.weight[0] = 0
+    hooks = [layer.mlp.register_forward_pre_hook(fit) for layer in base.layers]
+    try:
+        model(ids_BT, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return float(torch.stack(fired).mean())
+
+
+def _ids(recipe: Recipe, batch: int, length: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(recipe.padded_vocab_size, (batch, length), generator=generator).to(device)
+
+
+def _difference(stock: HFModel, ours: HFModel, ids_BT: Tensor) -> float:
+    """Of the logits of a prompt's last tokens, which ours computes one by one."""
+    start = ids_BT.shape[1] - _CHECKED_TOKENS
+    sequences = Sequences(ours, ids_BT[:, :start], None, ids_BT.shape[1] + 1)
+    found = [sequences.prompt_logits()]
+    for token_B in ids_BT[:, start:].unbind(1):
+        sequences.append(token_B)
+        found.append(sequences.step().clone())
+    expected = stock(ids_BT, use_cache=False, logits_to_keep=_CHECKED_TOKENS + 1).logits.float()
+    error = torch.stack(found, 1).float() - expected
+    return float(error.norm() / expected.norm())
+
+
+def _timed(
+    sides: Mapping[str, Callable[..., Any]],
+    batch: int,
+    options: argparse.Namespace,
+    device: torch.device,
+) -> dict[str, dict[str, Any]]:
+    """Of every side: its rates, the milliseconds of the first token, and its peak memory."""
+    found: dict[str, dict[str, Any]] = {
+        name: {"rates": [], "first": [], "peak": 0.0} for name in sides
+    }
+    for generate in sides.values():  # compiles
+        for num in (1, options.new_tokens + 1):
+            _seconds(generate, num, device)
+    for _ in range(options.repeats):
+        for name, generate in sides.items():
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            first = _seconds(generate, 1, device)
+            rest = _seconds(generate, options.new_tokens + 1, device) - first
+            found[name]["rates"].append(batch * options.new_tokens / rest)
+            found[name]["first"].append(1e3 * first)
+            found[name]["peak"] = max(found[name]["peak"], _peak(device))
+    return found
+
+
+def _seconds(generate: Callable[..., Any], num_tokens: int, device: torch.device) -> float:
+    began = time.perf_counter()
+    generate(max_new_tokens=num_tokens, min_new_tokens=num_tokens)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _records(
+    case: dict[str, Any], found: dict[str, dict[str, Any]], extra: int
+) -> list[Measurement]:
+    """Ratios are better above 1. ``extra``: bytes that ours keeps and stock does not."""
+    records = []
+    for baseline in ("static", "eager"):
+        own, base = found["ours"], found[baseline]
+        keys = case | {"baseline": baseline}
+        rate, under = spread(own["rates"])
+        base_rate, base_under = spread(base["rates"])
+        records.append(
+            Measurement(
+                *("generation", keys, "tokens_per_second", rate, "tokens/s"),
+                *(base_rate, rate / base_rate, under, base_under),
+            )
+        )
+        first, _ = spread(own["first"])
+        base_first, _ = spread(base["first"])
+        values = (first, "ms", base_first, base_first / first)
+        records.append(Measurement("generation", keys, "first_token_ms", *values))
+        peak, base_peak = own["peak"] / 2**20, (base["peak"] - extra) / 2**20
+        ratio = base_peak / peak if peak else None
+        records.append(Measurement("generation", keys, "peak_MiB", peak, "MiB", base_peak, ratio))
+    return records

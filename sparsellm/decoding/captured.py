@@ -32,6 +32,8 @@ class Captured(Generic[Result]):
     def __call__(self) -> Result:
         """The function's result; of a graph it is in the same memory every time."""
         self._num_calls += 1
+        if self._num_calls == 1 and self._may_capture:
+            return self._warm_up()
         if self._num_calls == 2 and self._may_capture:
             self._capture()
         if self._graph is None or self._result is None:
@@ -39,8 +41,18 @@ class Captured(Generic[Result]):
         self._graph.replay()
         return self._result
 
+    def _warm_up(self) -> Result:
+        """The first call, on the stream of the capture: cuBLAS makes a workspace for each stream."""
+        present = torch.cuda.current_stream(self._device)
+        self._stream = torch.cuda.Stream(self._device)
+        self._stream.wait_stream(present)
+        with torch.cuda.stream(self._stream):
+            result = self._function()
+        present.wait_stream(self._stream)
+        return result
+
     def _capture(self) -> None:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+        graph, stream = torch.cuda.CUDAGraph(), self._stream
         # What the first call has observed of its neurons decides which kernels are captured.
         torch.cuda.synchronize(self._device)
         # Not `torch.cuda.graph`, which also gives all cached memory back to the driver.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from runs.hf_models import MODELS, stock_model
@@ -270,7 +272,9 @@ def test_a_capture_that_fails_goes_on_without_it(monkeypatch):
     step = captured.Captured(lambda: calls.append(1) or len(calls), torch.device("cpu"))
     step._may_capture = True
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: torch.no_grad())
     captured._say_once.cache_clear()

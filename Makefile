@@ -42,8 +42,7 @@ docs: $(DEV) ## build the documentation into site/, with every link checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo 'site/index.html'
 
-bench: $(READY) ## the data loader and, on a GPU, the kernels of one FFN beside dense
-	$(BIN)/sparsellm bench loader --recipe debug --num-workers 0 1
+bench: $(READY) ## on a GPU, the kernels of one FFN beside dense
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 	  $(BIN)/sparsellm bench ffn && $(BIN)/sparsellm bench ffn-train; \
 	else echo 'no CUDA device: the kernels were not measured'; fi

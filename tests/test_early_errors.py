@@ -71,7 +71,6 @@ REFUSED = {
     "bench ffn": "bench ffn measures GPU kernels and needs a CUDA device",
     "bench ffn-train": "bench ffn-train measures GPU kernels and needs a CUDA device",
     "bench forward full": "bench forward measures GPU kernels and needs a CUDA device",
-    "bench loader --record full": "full cannot be written (it is a folder)",
 }
 
 

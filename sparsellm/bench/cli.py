@@ -127,16 +127,6 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, metavar="DIR", help=text)
 
 
-def _loader_options(parser: argparse.ArgumentParser) -> None:
-    text = "a bundled recipe or a YAML file (default: 0.5b)"
-    parser.add_argument("--recipe", default="0.5b", help=text)
-    add_overrides(parser)
-    text = "numbers of tokenising processes, each measured (default: 0 and 2)"
-    parser.add_argument("--num-workers", type=int, nargs="+", default=[0, 2], help=text)
-    text = "seconds for which each rate is measured (default: 5)"
-    parser.add_argument("--seconds", type=float, default=5.0, help=text)
-
-
 BENCHMARKS = (
     Benchmark(
         "ffn",
@@ -179,15 +169,6 @@ BENCHMARKS = (
         "validation and wandb are off unless --set turns them on.",
         _train_options,
         "train_runs",
-        needs_gpu=False,
-    ),
-    Benchmark(
-        "loader",
-        "measure the rate of the data loader, from files on disk to micro-batches",
-        "Measures tokens per second, and the seconds until the first micro-batch, both of a new "
-        "loader and of a resumed one.",
-        _loader_options,
-        "loader_rate",
         needs_gpu=False,
     ),
 )

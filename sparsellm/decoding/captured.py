@@ -42,7 +42,7 @@ class Captured(Generic[Result]):
         return self._result
 
     def _warm_up(self) -> Result:
-        """The first call, on the stream of the capture: cuBLAS makes a workspace for each stream."""
+        """The first call, on the capture's stream: cuBLAS makes a workspace for each stream."""
         present = torch.cuda.current_stream(self._device)
         self._stream = torch.cuda.Stream(self._device)
         self._stream.wait_stream(present)

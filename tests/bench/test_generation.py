@@ -1,0 +1,59 @@
+"""`bench generation`: the figures of its sides, and gates that fit the asked number of neurons."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparsellm.bench import generation
+from sparsellm.cli import make_parser
+from sparsellm.recipe import load_recipe
+
+WORDS = ["--recipe", "debug", "--nnz", "20", "--batch", "2", "--prompt", "32", "--precision", "own"]
+CPU = torch.device("cpu")
+
+
+def options(*words):
+    return make_parser().parse_args(
+        ["bench", "generation", *WORDS, "--new-tokens", "4", "--repeats", "2", *words]
+    )
+
+
+@pytest.fixture(autouse=True)
+def without_kernels(monkeypatch):
+    """Our side then computes as stock does: what is tested is how sides are compared."""
+    monkeypatch.setattr(generation, "accelerate_whole", lambda *_, **__: None)
+    monkeypatch.setattr(generation, "_STATIC", {})  # a compiled static cache takes a minute
+
+
+def test_every_case_has_the_rates_of_all_sides(capsys):
+    [figures] = generation.measure(options(), CPU)
+    by_baseline = {(figure.case.get("baseline"), figure.metric): figure for figure in figures}
+    for baseline in ("static", "eager"):
+        rate = by_baseline[baseline, "tokens_per_second"]
+        assert rate.value > 0
+        assert rate.ratio == pytest.approx(rate.value / rate.baseline)
+        assert by_baseline[baseline, "first_token_ms"].value > 0
+    assert by_baseline[None, "difference"].value < 0.02
+    assert figures[0].case["measured_nnz"] == pytest.approx(20, rel=0.2)
+
+
+def test_wrong_logits_are_not_timed(monkeypatch):
+    same_weights = generation._same_weights
+
+    def spoilt(stock):
+        model = same_weights(stock)
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.flip(1))
+        return model
+
+    monkeypatch.setattr(generation, "_same_weights", spoilt)
+    with pytest.raises(ValueError, match=r"the logits differ from dense by .*%; wrong results"):
+        list(generation.measure(options(), CPU))
+
+
+def test_gates_fire_as_asked():
+    recipe = load_recipe("debug")
+    with torch.no_grad():
+        stock = generation._stock_model(recipe, CPU)
+        ids = generation._ids(recipe, 4, 256, CPU)
+        assert generation.fit_gates(stock, 12, ids) == pytest.approx(12, rel=0.2)

@@ -47,9 +47,8 @@ bench: $(READY) ## on a GPU, the kernels of one FFN beside dense
 	  $(BIN)/sparsellm bench ffn && $(BIN)/sparsellm bench ffn-train; \
 	else echo 'no CUDA device: the kernels were not measured'; fi
 
-results: $(DEV) ## benchmarks/RESULTS.md and its figures, from benchmarks/results.jsonl
-	$(BIN)/python benchmarks/make_figures.py
-	$(BIN)/python benchmarks/make_tables.py
+results: $(DEV) ## tables and figures of the documentation, from benchmarks/results.jsonl
+	$(BIN)/python benchmarks/make_results.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"sparsellm needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Set PYTHON=python3.12, say")'

@@ -1,35 +1,30 @@
-"""Selects records of results.jsonl for tables and figures: of one FFN, and of the two formats.
+"""Reads results.jsonl and selects from it: of records of the same case the newest counts.
 
-The newest record of a case counts; for single GPUs the CPU does not matter. Speed is shown of one
-kind of GPU, `GPU`; records of others stay in the file. Figures and tables use the same selection.
-`train_results` and `sweep_results` select whole trainings and sweeps.
+Tables, figures and claims select with these functions, so a number has one source.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from sparsellm.runs.files import read_json_lines
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Line = dict[str, Any]  # a line of results.jsonl
-Metrics = dict[str, Line]  # the newest line of each metric
-Drawn = tuple["Figure", list[Line]]  # a figure, and the records that it shows
 
-# Keys of a case that describe its outcome and do not identify it.
-OUTCOMES = ("measured_nnz", "union_64", "path")
 FOLDER = Path(__file__).resolve().parent
 RECORDS = FOLDER / "results.jsonl"
-GPU = "NVIDIA H200"
-TOKENS, HIDDEN, WIDTH = 16_384, 2048, 5632  # of the FFN in figures and tables
+SHAPE: dict[str, Any] = {"M": 16_384, "K": 2048, "N": 5632}  # of the FFN in figures and tables
+# Keys of a case that describe its outcome and do not identify it.
+OUTCOMES = ("measured_nnz", "union_64", "path", "l1_coefficient")
+# Keys that a case has only where they differ from the usual. `find` takes them to be absent.
+UNUSUAL = ("arch", "format", "precision", "token_order", "weight_gradients", "vocab_size", "limit")
 
 
 class _Record(BaseModel):
@@ -58,134 +53,120 @@ def read_records(path: Path) -> list[Line]:
     return read_json_lines(path, _Record, "restore the file, or correct that line")
 
 
-def newest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest record of each benchmark, case, metric and hardware, where the first stood."""
-    found = {}
-    for record in records:
-        which = (record["bench"], case_text(record["case"]), record["metric"], record["hardware"])
-        found[which] = record
-    return list(found.values())
+def find(lines: Sequence[Line], bench: str, metric: str, *, gpu: str = "H200", **case: Any) -> Line:
+    """The newest record of a case.
+
+    Args:
+        lines: all records, oldest first.
+        bench: benchmark.
+        metric: such as ``ms``.
+        gpu: part of the hardware's name.
+        case: keys of the case and their values; a text may have wildcards, and None says that the
+            key is absent or null. Keys of `UNUSUAL` that are not named are absent.
+
+    Raises:
+        ValueError: there is no such record, or the newest are of several cases.
+    """
+    case = dict.fromkeys(UNUSUAL) | case
+    matching = [
+        line
+        for line in lines
+        if (line["bench"], line["metric"]) == (bench, metric)
+        and gpu in line["hardware"]
+        and _matches(line["case"], case)
+    ]
+    asked = f"{bench} {metric} on {gpu} with {case}"
+    if not matching:
+        raise ValueError(f"{asked}: there is no such record")
+    newest = [line for line in matching if line["commit"] == matching[-1]["commit"]]
+    if len(cases := {_case_text(line["case"]) for line in newest}) > 1:
+        raise ValueError(f"{asked}: several cases, name more keys:\n" + "\n".join(sorted(cases)))
+    return newest[-1]
 
 
-def case_text(case: dict[str, Any]) -> str:
-    """The case without its outcomes: equal for records of the same case."""
+def _matches(case: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
+    return all(
+        fnmatchcase(f"{case.get(key)}", value) if isinstance(value, str) else case.get(key) == value
+        for key, value in conditions.items()
+    )
+
+
+def _case_text(case: Mapping[str, Any]) -> str:
     return json.dumps({k: v for k, v in case.items() if k not in OUTCOMES}, sort_keys=True)
 
 
-def devices(line: Line) -> str:
-    """Number and name of the GPUs, such as ``1× NVIDIA H200``, without the CPU's cores."""
-    return line["hardware"].partition(",")[0]
+def measured(lines: Sequence[Line], bench: str, metric: str, case: dict[str, Any]) -> Line | None:
+    """The record of one FFN with the kernels that ``auto`` chose; None: there is none."""
+    if bench == "ffn_train":
+        case = case | {"launch": "graph" if "precision" in case else None}
+    else:
+        case = case | {"kernels": "auto"}
+    try:
+        return find(lines, bench, metric, **case)
+    except ValueError:
+        return None
 
 
-def gpu_of(line: Line) -> str | None:
-    """The kind of GPU, such as ``NVIDIA H200``; None for a CPU."""
-    kind = devices(line).rpartition("× ")[2]
-    return kind if kind.startswith("NVIDIA ") else None
+class Run(NamedTuple):
+    """What record_sweep.py recorded of one run of a sweep."""
+
+    case: dict[str, Any]  # at its last step
+    by_metric: dict[str, dict[int, float]]  # values by step, in ascending order
+
+    def last(self, metric: str) -> float:
+        """The value of a metric at the last step.
+
+        Raises:
+            KeyError: it was not recorded.
+        """
+        return list(self.by_metric[metric].values())[-1]
+
+    def loss_after(self, gpu_seconds: float) -> float:
+        """The validation loss after this GPU time, linear between two validations; at most the end.
+
+        Raises:
+            ValueError: it is before the first validation.
+        """
+        losses = self.by_metric["validation_loss"]
+        points = [(self.by_metric["gpu_seconds"][step], loss) for step, loss in losses.items()]
+        if gpu_seconds < points[0][0]:
+            raise ValueError(f"{gpu_seconds:.0f} s: the first validation is at {points[0][0]:.0f}")
+        for (x0, y0), (x1, y1) in pairwise(points):
+            if gpu_seconds <= x1:
+                return y0 + (gpu_seconds - x0) / (x1 - x0) * (y1 - y0)
+        return points[-1][1]
 
 
-def taken_on(lines: Iterable[Line], *, commits: bool = True) -> str:
-    """GPUs that were used, and the commits of some lines, newest first."""
-    found = sorted(lines, key=lambda line: line["date"], reverse=True)
-    # A training on one GPU may have been recorded on a machine of several.
-    counts = sorted(
-        {f"{line['case'].get('gpus', devices(line).partition('×')[0])}×" for line in found}
-    )
-    kinds = dict.fromkeys(gpu_of(line) or devices(line) for line in found)
-    gpus = f"{', '.join(counts)} {', '.join(kinds)}"
-    if not commits:
-        return gpus
-    names = list(dict.fromkeys(line["commit"] for line in found))
-    return f"{gpus} · commit{'s' if names[1:] else ''} {', '.join(names)}"
+def runs(
+    lines: Sequence[Line], sweep: str, name: str, *, gpu: str = "H200", commit: str | None = None
+) -> list[Run]:
+    """The runs of a sweep with such a name (which may have wildcards).
 
+    Args:
+        lines: all records, oldest first.
+        sweep: its name.
+        name: of the runs.
+        gpu: part of the hardware's name.
+        commit: at which they were trained; None: each at its newest.
 
-def of_bench(lines: Iterable[Line], bench: str, count: int | None = 1) -> list[Line]:
-    """Lines of a benchmark on ``count`` GPUs of the kind `GPU`, or on any number of them."""
-    wanted = [line for line in lines if line["bench"] == bench]
-    if count is None:
-        return [line for line in wanted if gpu_of(line) == GPU]
-    return [line for line in wanted if devices(line) == f"{count}× {GPU}"]
-
-
-# --- one FFN --------------------------------------------------------------------------------------
-
-
-class FFNSetting(NamedTuple):
-    """An FFN, a pattern, and how ours computed it."""
-
-    tokens: int
-    hidden_size: int
-    intermediate_size: int
-    pattern: str
-    nnz: float
-    layer: int | str | None  # of a trace
-    in_token_order: bool
-    launch: str | None  # graph: of few tokens, or of a training without the host's time
-    format: str  # union or twell
-    precision: str  # of the gate's product: bf16 or fp8
-
-    @property
-    def name(self) -> str:
-        """The pattern, as tables name it."""
-        name = self.pattern
-        if self.layer is not None:
-            mean = self.layer == "mean"
-            name = "traces, mean of the layers" if mean else f"traces, layer {self.layer}"
-        order = ", token order" if self.in_token_order else ""
-        return name + order + (", FP8" if self.precision == "fp8" else "")
-
-
-def _setting(case: dict[str, Any]) -> FFNSetting:
-    return FFNSetting(
-        case["M"],
-        case["K"],
-        case["N"],
-        case["pattern"],
-        case["nnz"],
-        case.get("layer"),
-        "token_order" in case,
-        case.get("launch"),
-        case.get("format", "union"),
-        case.get("precision", "bf16"),
-    )
-
-
-def ffn(lines: Iterable[Line], bench: str) -> dict[FFNSetting, Metrics]:
-    """The newest line of each setting and metric: ``ffn_forward``, ``ffn_decode`` or ``ffn_train``.
-
-    Kernels of an architecture other than the GPU's best are omitted.
+    Raises:
+        ValueError: there is none.
     """
-    found: dict[FFNSetting, Metrics] = defaultdict(dict)
-    for line in of_bench(lines, bench):
-        if "arch" not in line["case"]:
-            found[_setting(line["case"])][line["metric"]] = line
-    return dict(found)
-
-
-def shown_shape(setting: FFNSetting) -> bool:
-    """Whether the setting has the shape that figures and tables show."""
-    return setting[:3] == (TOKENS, HIDDEN, WIDTH)
-
-
-class FormatPair(NamedTuple):
-    """Both formats at one setting, measured in one run."""
-
-    setting: FFNSetting  # of the union
-    union: Metrics
-    twell: Metrics
-
-
-def format_pairs(lines: Sequence[Line], bench: str) -> dict[FFNSetting, FormatPair]:
-    """The newest run of each setting in which both formats were measured."""
-    runs: dict[tuple[FFNSetting, str, str, str], dict[str, Metrics]] = defaultdict(dict)
-    for line in of_bench(lines, bench):
-        if "arch" in line["case"]:
+    by_name: dict[str, list[Line]] = {}
+    for line in lines:
+        case = line["case"]
+        if line["bench"] != f"sweep_{sweep}" or gpu not in line["hardware"] or "limit" in case:
             continue
-        setting = _setting(line["case"])
-        of = (line["hardware"], line["commit"], line["command"])
-        run = runs[setting._replace(format="union"), *of]
-        run.setdefault(setting.format, {})[line["metric"]] = line
-    return {
-        setting: FormatPair(setting, run["union"], run["twell"])
-        for (setting, *_), run in runs.items()
-        if {"union", "twell"} <= run.keys()
-    }
+        if fnmatchcase(case["run"], name) and commit in (None, line["commit"]):
+            by_name.setdefault(case["run"], []).append(line)
+    if not by_name:
+        raise ValueError(f"sweep {sweep}: no run {name} on {gpu} is recorded")
+    return [_run(by_name[run]) for run in sorted(by_name)]
+
+
+def _run(lines: Sequence[Line]) -> Run:
+    newest = [line for line in lines if line["commit"] == lines[-1]["commit"]]
+    by_metric: dict[str, dict[int, float]] = {}
+    for line in sorted(newest, key=lambda line: line["case"]["step"]):
+        by_metric.setdefault(line["metric"], {})[line["case"]["step"]] = line["value"]
+    return Run(max((line["case"] for line in newest), key=lambda case: case["step"]), by_metric)

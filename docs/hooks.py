@@ -22,20 +22,19 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "records.md",
     "benchmarks/LOG.md": "log.md",
 }
 # A link of such a page, and where it leads to on the site.
-_TARGETS = {"docs/": "", "benchmarks/figures/": "figures/", "benchmarks/RESULTS.md": "results.md"}
+_TARGETS = {"docs/": "", "../docs/": ""}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages, and the figures of benchmarks/ that RESULTS.md and README.md show."""
+    """Adds the pages."""
     for source, page in PAGES.items():
         text = _with_links_of_the_site((ROOT / source).read_text(encoding="utf-8"))
         files.append(File.generated(config, page, content=text))
     files.append(File.generated(config, "LICENSE", abs_src_path=str(ROOT / "LICENSE")))
-    for figure in (ROOT / "benchmarks" / "figures").glob("*.svg"):
-        files.append(File.generated(config, f"figures/{figure.name}", abs_src_path=str(figure)))
     files.append(File.generated(config, "recipe.md", content=_recipe_page()))
     files.append(File.generated(config, "commands.md", content=_commands_page()))
     return files

@@ -18,6 +18,7 @@ from sparsellm.recipe.strict import all_keys
 
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "cuda/README.md")),
+    ROOT / "benchmarks" / "README.md",
     *(ROOT / name for name in ("eval/README.md", "recipes/sweeps/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]

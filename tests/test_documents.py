@@ -30,7 +30,6 @@ BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 # Options of other programs that the text speaks of.
 FOREIGN_OPTIONS = {
-    "--all",  # benchmarks/make_tables.py
     "--cpus-per-task",
     "--entrypoint",
     "--export",

@@ -15,7 +15,6 @@ import torch
 from conftest import set_arguments
 from rank_processes import wait_until_gone
 
-from listing import listing
 from results import read_records
 from sparsellm.bench import model_forward, train_runs
 from sparsellm.bench.timing import Reading
@@ -300,7 +299,6 @@ def test_a_real_run_and_its_checkpoints_forward(tiny_overrides, tmp_path, monkey
     assert (case["recipe"], case["gpus"], case["config"]) == ("debug", 1, "single")
     assert records["tokens_per_ms"]["value"] >= records["tokens_per_ms"]["sustained"]["p10"] > 0
     assert "memory_GiB" not in records
-    assert "| tokens_per_ms |" in listing(read_records(results))
 
     monkeypatch.setattr(torch, "compile", lambda model: model)
     [run] = [path for path in folder.glob("runs-*/single-1-*") if path.is_dir()]

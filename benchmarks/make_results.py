@@ -1,0 +1,464 @@
+"""Makes the tables of README.md and docs/, and the figures, from results.jsonl: `make results`.
+
+A page has the place of a table between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Every row
+names the records that it shows, so that a new kind of measurement gets a new row here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+import claims
+import figures
+import results
+from published import PAPER_MODELS, PUBLISHED_KERNELS, Sides
+from results import SHAPE, Line, Run, find, measured, runs
+from sparsellm.recipe import load_recipe
+
+ROOT = results.FOLDER.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+_BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+
+
+def fill(text: str, lines: Sequence[Line]) -> str:
+    """The text of a page with its tables as the records have them now.
+
+    Raises:
+        KeyError: a table has no such name.
+        ValueError: a row has no records.
+    """
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{TABLES[match[2]](lines)}\n{match[3]}", text)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table that ends with a line break."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else _digits(value, 3)
+
+
+def _digits(value: float, digits: int) -> str:
+    return f"{float(f'{value:.{digits}g}'):g}"
+
+
+def _gain(dense: float, sparse: float, *, less: bool = False) -> str:
+    """``dense → sparse``, with the gain; ``less``: where less is better."""
+    gain = dense / sparse if less else sparse / dense
+    return f"{_number(dense)} → {_number(sparse)} ({gain:.2f}×)"
+
+
+def _each(values: Iterable[float], digits: int = 3) -> str:
+    return ", ".join(f"{value:,.{digits}f}" for value in values)
+
+
+def _percent(values: Iterable[float]) -> str:
+    return ", ".join(f"{100 * value:.0f}" for value in values) + "%"
+
+
+# --- whole trainings ------------------------------------------------------------------------------
+
+_HALF, _SMALL = "frontier-0.5b-long", "frontier-long"
+# Model, FFN, sweep, run, and the GPU if it is no H200; all in FP8.
+_LONG: tuple[tuple[str, ...], ...] = (
+    ("0.5B", "dense SiLU, all matrices by Muon", _HALF, "dense-silu-0.002-seed*"),
+    ("0.5B", "dense SiLU, gates by AdamW at 1/16", "fair-long", "dense-silu-0.000125-seed*"),
+    ("0.5B", "dense SiLU, all by Muon, 81.3M tokens", _HALF, "dense-silu-shorter-0.002-seed*"),
+    ("0.5B", "dense ReLU, all by Muon", _HALF, "dense-relu-0.002-seed*"),
+    ("0.5B", "sparse, target 300", _HALF, "wide1-target300-gates-0.00025-seed*"),
+    ("0.5B", "sparse, target 150", _HALF, "wide1-target150-gates-0.00025-seed*"),
+    ("0.5B", "sparse, target 60", _HALF, "wide1-target60-gates-0.00025-seed*"),
+    ("0.5B", "sparse, 4 times as wide, target 150", _HALF, "wide4-gates-0.00025-150-seed*"),
+    ("`small`", "dense SiLU, all by Muon", _SMALL, "dense-silu-muon-fp8-seed*"),
+    ("`small`", "dense SiLU, all by Muon, 91.8M tokens", _SMALL, "dense-silu-shorter-muon-*"),
+    ("`small`", "sparse, target 60", _SMALL, "wide1-target60-muon-gates-fp8-seed*"),
+    ("`small`", "AdamW: dense SiLU", _SMALL, "dense-silu-fp8-seed*", "H100"),
+    ("`small`", "AdamW: sparse, 4 times as wide, target 60", _SMALL, "wide4-target60-*", "H100"),
+    ("`small`", "AdamW: sparse, 4 times as wide, target 150", _SMALL, "wide4-target150-*"),
+)
+# After fewer tokens: model, optimizer with its learning rates, sweep, dense run, sparse run, GPU.
+_SHORT: tuple[tuple[str, ...], ...] = (
+    ("0.5B", "Muon, 0.002 (gates 0.00025)", "frontier-0.5b", "dense-silu-muon-fp8-0.002-*",
+     "wide1-target60-longer-muon-gates-slower-fp8-0.00025-*", "H200"),
+    ("0.5B", "AdamW, 0.0005", "frontier-0.5b", "dense-silu-fp8-0.0005-*",
+     "wide1-target60-longer-fp8-0.0005-*", "H200"),
+    ("2B", "Muon, 0.0024 (gates 0.0003)", "frontier-2b", "dense-silu-muon-fp8-0.0024-*",
+     "wide1-target60-muon-gates-slower-fp8-0.0003-*", "H200"),
+    ("2B", "AdamW, 0.0006", "frontier-2b", "dense-silu-fp8-seed*", "wide1-target60-fp8-seed*",
+     "H100"),
+    ("`small`", "Muon, 0.004 (gates 0.0005)", "frontier", "dense-silu-muon-fp8-0.004-*",
+     "wide1-target60-longer-muon-gates-slower-fp8-0.0005-*", "H200"),
+)  # fmt: skip
+# Of the sweep `frontier`, at the best learning rate of each: FFN, run, GPU.
+_WIDTHS = (
+    ("dense SiLU", "dense-silu-fp8-seed*", "H100"),
+    ("dense SiLU, 4 times as wide", "wide4-dense-silu-fp8-seed*", "H100"),
+    ("dense ReLU²", "dense-relu2-fp8-seed*", "H100"),
+    ("32 experts, 8 active (SiLU, bf16)", "moe-8-of-32-seed*", "H200"),
+    ("sparse", "wide1-fp8-60-seed*", "H100"),
+    ("sparse, 4 times as wide", "wide4-target60-fp8-seed*", "H100"),
+    ("the same, target 30", "wide4-fp8-30-seed*", "H100"),
+    ("the same, target 150", "wide4-fp8-150-seed*", "H100"),
+    ("sparse, 8 times as wide", "wide8-target60-fp8-seed*", "H100"),
+    ("sparse, non-gated, 6 times as wide", "wide4-non-gated-target60-fp8-seed*", "H100"),
+)
+_SLOWER = "wide1-target60-longer-muon-gates-slower-fp8-"
+# Model with Muon's learning rate and tokens, then sweep and run at each of `_RATIOS`.
+_GATES: tuple[tuple[str, str, tuple[str | None, ...]], ...] = (
+    ("`small`, 0.004, 35.4M", "frontier",
+     (None, "wide1-target60-longer-muon-gates-fp8-0.004-*", _SLOWER + "0.0005-*",
+      _SLOWER + "0.00025-*")),
+    ("0.5B, 0.002, 33.4M", "frontier-0.5b",
+     ("wide1-target60-longer-muon-gates-fp8-0.002-*", _SLOWER + "0.0005-*", _SLOWER + "0.00025-*",
+      _SLOWER + "0.000125-*")),
+    ("0.5B, 0.002, 111.4M", _HALF,
+     ("wide1-target60-0.002-*", "wide1-target60-gates-0.0005-*", "wide1-target60-gates-0.00025-*",
+      None)),
+    ("2B, 0.0024, 22.6M", "frontier-2b",
+     (None, "wide1-target60-muon-gates-fp8-0.0024-*",
+      "wide1-target60-muon-gates-slower-fp8-0.0003-*", None)),
+)  # fmt: skip
+_RATIOS = ("1/2", "1/4", "1/8", "1/16")
+# Sweep, GPU, what the run does, its name.
+_RELUFY = tuple(
+    (sweep, gpu, title, f"{name}-seed*")
+    for sweep, gpu in (("relufy", "H200"), ("relufy-0.5b", "H100"))
+    for title, name in (
+        ("SiLU, at the start", "silu"),
+        ("SiLU, continued", "continued"),
+        ("ReLU at once", "at-once"),
+        ("ramp of 50 steps", "ramp"),
+        ("the same, half of the loss from the teacher", "ramp-distilled"),
+    )
+    if (sweep, name) != ("relufy-0.5b", "ramp")
+)
+_ZEROS = (
+    "dense-silu-*",
+    "dense-relu-*",
+    *(f"l1-{value}-*" for value in ("1e-05", "0.0001", "0.0003")),
+    "target-30-seed*",
+    *(f"l1-{value}-*" for value in ("0.001", "0.003")),
+)
+
+
+def _losses(group: Sequence[Run]) -> str:
+    return _each(run.last("validation_loss") for run in group)
+
+
+def _seconds(group: Sequence[Run]) -> str:
+    return _each((run.last("gpu_seconds") for run in group), 0)
+
+
+def _active(group: Sequence[Run]) -> str:
+    if not all("nnz" in run.by_metric for run in group):
+        return ""
+    return _number(fmean(run.last("nnz") for run in group))
+
+
+def _dead(group: Sequence[Run]) -> str:
+    recorded = all("dead_fraction" in run.by_metric for run in group)
+    return _percent(run.last("dead_fraction") for run in group) if recorded else ""
+
+
+def _long(lines: Sequence[Line]) -> str:
+    rows = []
+    for model, ffn, sweep, name, *on in _LONG:
+        group = runs(lines, sweep, name, gpu=on[0] if on else "H200")
+        title = f"{ffn} ({on[0]})" if on else ffn
+        rows.append([model, title, _losses(group), _seconds(group), _active(group), _dead(group)])
+    head = ["Model", "FFN", "Validation loss of each seed", "GPU seconds", "Active", "Dead"]
+    return _table(head, rows)
+
+
+def _short(lines: Sequence[Line]) -> str:
+    rows = []
+    for model, optimizer, sweep, *names, gpu in _SHORT:
+        dense, sparse = (runs(lines, sweep, name, gpu=gpu) for name in names)
+        lower = [
+            100 * (1 - ours.loss_after(theirs.last("gpu_seconds")) / theirs.last("validation_loss"))
+            for theirs, ours in zip(dense, sparse, strict=True)
+        ]
+        sides = [
+            cell
+            for side in (dense, sparse)
+            for cell in (f"{side[0].case['tokens'] / 1e6:.1f}M; {_seconds(side)}", _losses(side))
+        ]
+        rows.append([model, f"{optimizer}, {gpu}", *sides, f"{_each(lower, 1)}%"])
+    head = ["Model", "Optimizer, learning rate, GPU", "Dense SiLU: tokens; seconds", "Loss"]
+    return _table([*head, "Sparse: tokens; seconds", "Loss", "Lower in the same time"], rows)
+
+
+def _gates(lines: Sequence[Line]) -> str:
+    rows = []
+    for model, sweep, names in _GATES:
+        groups = [name and runs(lines, sweep, name) for name in names]
+        cells = [f"{_losses(group)} ({_dead(group)})" if group else "" for group in groups]
+        rows.append([model, *cells])
+    return _table(["Model, Muon's rate, tokens", *_RATIOS], rows)
+
+
+def _widths(lines: Sequence[Line]) -> str:
+    rows = []
+    for ffn, name, gpu in _WIDTHS:
+        group = runs(lines, "frontier", name, gpu=gpu)
+        cells = [_losses(group), f"{_seconds(group)} ({gpu})", _active(group), _dead(group)]
+        rows.append([ffn, *cells])
+    return _table(["FFN", "Validation loss", "GPU seconds", "Active", "Dead"], rows)
+
+
+def _relufy(lines: Sequence[Line]) -> str:
+    rows = []
+    for sweep, gpu, title, name in _RELUFY:
+        [run] = runs(lines, sweep, name, gpu=gpu)
+        of = f"{'0.5B' if sweep.endswith('0.5b') else '`small`'} ({gpu})"
+        rate = f"{run.last('throughput') / 1e3:.0f}k"
+        rows.append([of, title, _active([run]), _losses([run]), rate])
+    return _table(["Model", "Run", "Active", "Validation loss", "Tokens/s at the end"], rows)
+
+
+def _zeros(lines: Sequence[Line]) -> str:
+    rows = []
+    for name in _ZEROS:
+        group = runs(lines, "quality", name)
+        rate = fmean(run.last("throughput") for run in group)
+        title = re.sub(r"-?(seed)?\*$", "", name).replace("l1-", "λ = ").replace("-", " ")
+        title = title.replace("e 05", "e-5").replace("silu", "SiLU").replace("relu", "ReLU")
+        rows.append([title, _active(group), _dead(group), _losses(group), f"{rate / 1e3:.0f}k"])
+    return _table(["Run", "Active", "Dead", "Validation loss", "Tokens/s at the end"], rows)
+
+
+# --- throughput of whole models -------------------------------------------------------------------
+
+_USUAL: dict[str, Any] = {"gpus": 1, "config": "single", "micro_batch_size": 16}
+_USUAL["token_order"] = "auto"
+_TEXT_ORDER: dict[str, Any] = {"token_order": None, "micro_batch_size": 4}
+# Model, launch, and the keys of the sparse training's case.
+_TRAININGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("0.5B", "1 GPU", {"target_nnz": 30.0}),
+    ("0.5B", "1 GPU, FP8", {"precision": "fp8"}),
+    ("0.5B", "2 GPUs, DDP, text order", {"gpus": 2, "config": "ddp8", "token_order": None}),
+    ("0.5B", "2 GPUs, FSDP2, text order", {"gpus": 2, "config": "fsdp2", "token_order": None}),
+    ("0.5B", "4 GPUs, DDP, text order", {"gpus": 4, "config": "ddp8", "token_order": None,
+                                         "global_batch_tokens": 1_048_576}),
+    ("2B", "1 GPU", {"micro_batch_size": 4, "global_batch_tokens": 131_072}),
+    ("2B", "1 GPU", {}),
+    ("2B", "1 GPU, FP8", {"precision": "fp8"}),
+    ("2B", "2 GPUs, DDP, text order", {"gpus": 2, "config": "ddp8"} | _TEXT_ORDER),
+    ("2B", "2 GPUs, FSDP2, text order", {"gpus": 2, "config": "fsdp2"} | _TEXT_ORDER),
+    ("2B", "4 GPUs, FSDP2, text order", {"gpus": 4, "config": "fsdp2"} | _TEXT_ORDER),
+)  # fmt: skip
+
+
+def training(lines: Sequence[Line], model: str, case: dict[str, Any], metric: str) -> list[Line]:
+    """Dense and sparse record of a metric, of one command; empty if it was not recorded.
+
+    Args:
+        lines: all records.
+        model: such as ``0.5B``.
+        case: keys of the sparse training's case that are not `_USUAL`.
+        metric: such as ``tokens_per_ms``.
+    """
+    case = {**_USUAL, **case, "recipe": model.lower()}
+    sparse = find(lines, "train", "tokens_per_ms", kernels="auto", **case)
+    of_command = [
+        line
+        for line in lines
+        if line["bench"] == "train"
+        and line["metric"] == metric
+        # Both are of one command.
+        and all(line[key] == sparse[key] for key in ("commit", "command", "hardware"))
+    ]
+    shared = {k: v for k, v in case.items() if k not in ("token_order", "target_nnz")}
+    try:
+        dense = find(of_command, "train", metric, kernels="dense", **shared)
+        return [dense, find(of_command, "train", metric, kernels="auto", **case)]
+    except ValueError:
+        return []
+
+
+def _trainings(lines: Sequence[Line]) -> str:
+    rows = []
+    for model, launch, case in _TRAININGS:
+        cells = []
+        for metric in ("tokens_per_ms", "memory_GiB", "mJ_per_token"):
+            values = [line["value"] for line in training(lines, model, case, metric)]
+            cells.append(_gain(*values, less=metric != "tokens_per_ms") if values else "")
+        size = (_USUAL | case)["micro_batch_size"]
+        active = training(lines, model, case, "nnz")
+        rows.append([model, launch, f"{size}; {_number(active[1]['value'])}", *cells])
+    head = ["Model", "Launch", "Micro-batch; active", "Tokens/ms", "Peak memory, GiB"]
+    return _table([*head, "mJ per token"], rows)
+
+
+def _arrow(sides: Sides) -> str:
+    return f"{sides.dense:g} → {sides.sparse:g} ({sides.ratio:.2f}×)"
+
+
+def _paper(lines: Sequence[Line]) -> str:
+    forwards = {"0.5B": "half", "2B": "two"}
+    rows = []
+    for model in PAPER_MODELS:
+        ours = ["", "", ""]
+        if run := forwards.get(model.name):
+            case = {"micro_batch_size": 4, "global_batch_tokens": 131_072} if run == "two" else {}
+            for place, metric in enumerate(("tokens_per_ms", "memory_GiB")):
+                values = [line["value"] for line in training(lines, model.name, case, metric)]
+                ours[place] = _gain(*values, less=bool(place))
+            key: dict[str, Any] = {"run": run, "step": 300, "token_order": "auto"}
+            forward = find(lines, "model_forward", "tokens_per_ms", **key)
+            ours[2] = _gain(forward["baseline"], forward["value"])
+        peak = f"{model.peak_gb.dense:g} → {model.peak_gb.sparse:g}"
+        row = [_arrow(model.training), ours[0], peak, ours[1], _arrow(model.forward), ours[2]]
+        rows.append([model.name, *row])
+    head = ["Model", "Training, tokens/ms: paper", "here", "Peak memory: paper, GB", "here, GiB"]
+    return _table([*head, "Forward, tokens/ms: paper", "here"], rows)
+
+
+def _hours(lines: Sequence[Line]) -> str:
+    """Of a recipe's whole training, from the recorded throughput of one GPU."""
+    rows = []
+    for model, precision in (("0.5B", None), ("0.5B", "fp8"), ("2B", None), ("2B", "fp8")):
+        case: dict[str, Any] = {"precision": precision} if precision else {}
+        if (model, precision) == ("2B", None):
+            case = {"micro_batch_size": 4, "global_batch_tokens": 131_072}
+        recipe = load_recipe(model.lower())
+        tokens = recipe.train.steps * recipe.train.global_batch_tokens
+        both = training(lines, model, case, "tokens_per_ms")
+        hours = [f"{tokens / line['value'] / 3.6e6:.0f}" for line in both]
+        name = f"`{model.lower()}`" + (", FP8" if precision else "")
+        rows.append([name, f"{tokens / 1e9:.1f} billion", *reversed(hours)])
+    return _table(["Recipe", "Tokens", "GPU hours, sparse", "GPU hours, dense"], rows)
+
+
+def _muon(lines: Sequence[Line]) -> str:
+    rows = []
+    for gpus, config in ((4, "ddp8"), (4, "fsdp2"), (4, "hsdp"), (8, "fsdp2")):
+        case: dict[str, Any] = {"recipe": "2b", "gpus": gpus, "config": config, "precision": "fp8"}
+        each = [
+            find(lines, "optimizer_step", "step_ms", optimizer=name, **case)["value"]
+            for name in ("adamw", "muon")
+        ]
+        rows.append([str(gpus), config.rstrip("8").upper(), *(f"{value:.0f}" for value in each)])
+    return _table(["GPUs", "Layout", "AdamW, ms", "Muon, ms"], rows)
+
+
+# --- one FFN --------------------------------------------------------------------------------------
+
+_TRACES = {"pattern": "trace", "layer": "mean"}
+_FP8 = {"precision": "fp8"}
+_SORTED = {"token_order": "auto"}
+_PATTERNS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("traces", _TRACES),
+    ("traces, FP8 ²", _TRACES | _FP8),
+    ("traces, token order", _TRACES | _SORTED),
+    ("traces, token order, FP8 ²", _TRACES | _SORTED | _FP8),
+    *((f"uniform, {nnz}", {"pattern": "uniform", "nnz": nnz}) for nnz in (15, 30, 60, 120, 300)),
+    *((f"skewed, {nnz}", {"pattern": "skewed", "nnz": nnz}) for nnz in (15, 30, 60, 120, 300)),
+)
+_FORMATS = tuple(
+    (name, case) for name, case in _PATTERNS if "FP8" not in name and case.get("nnz", 0) <= 60
+)
+# Benchmark and case of other shapes and numbers of tokens; up to 64 as a CUDA graph.
+_SHAPES: tuple[tuple[str, dict[str, Any]], ...] = tuple(
+    (f"{shape}{'' if gated else ', non-gated'}", {"M": tokens, "K": hidden, "N": width, "nnz": 30,
+     "pattern": "uniform", "gated": gated})
+    for shape, hidden, width, gated in (
+        ("2048/5632", 2048, 5632, True),
+        ("2048/8192", 2048, 8192, False),
+        ("4096/14336", 4096, 14_336, True),
+    )
+    for tokens in (1, 8, 64, 2048, 65_536)
+)  # fmt: skip
+
+
+def _with_gain(line: Line | None) -> str:
+    """Value, its spread where it was sustained, and gain."""
+    if line is None:
+        return ""
+    spread = ""
+    if (of := line.get("sustained")) is not None:
+        spread = f" ±{(of['p90'] - of['p10']) / 2 / line['value']:.1%}"
+    dense = ", dense" if line["case"].get("path") == "dense" else ""
+    return f"{_digits(line['value'], 4)}{spread} ({line['ratio']:.2f}×{dense})"
+
+
+def _ffn(lines: Sequence[Line]) -> str:
+    metrics = (("ffn_forward", "ms"), ("ffn_train", "ms"), ("ffn_train", "memory_MiB"))
+    rows = []
+    for name, case in _PATTERNS:
+        each = [measured(lines, bench, metric, SHAPE | case) for bench, metric in metrics]
+        union = next(line["case"]["union_64"] for line in each if line)
+        rows.append([name, f"{union:,.0f}", *map(_with_gain, each)])
+    for kernel in PUBLISHED_KERNELS:
+        sides = (kernel.forward, kernel.both, kernel.memory)
+        cells = [f"{side.sparse:g} ({1 / side.ratio:.2f}×)" for side in sides]
+        rows.append([f"{kernel.pattern}, {kernel.nnz}, published kernels ¹", "", *cells])
+    head = ["Pattern, active", "Union of 64", "Forward, ms", "Forward + backward, ms"]
+    return _table([*head, "Kept for backward, MiB"], rows)
+
+
+def _formats(lines: Sequence[Line]) -> str:
+    rows = []
+    for name, case in _FORMATS:
+        cells = []
+        for bench in ("ffn_forward", "ffn_train"):
+            twell = measured(lines, bench, "ms", SHAPE | case | {"format": "twell"})
+            # The union of the same run.
+            of_run = [line for line in lines if twell and line["commit"] == twell["commit"]]
+            union = measured(of_run, bench, "ms", SHAPE | case) if twell else None
+            cells += [_with_gain(union), _with_gain(twell)]
+        rows.append([name, *cells])
+    head = ["Pattern, active", "Forward, ms: union", "TwELL"]
+    return _table([*head, "Forward + backward, ms: union", "TwELL"], rows)
+
+
+def _shapes(lines: Sequence[Line]) -> str:
+    rows = []
+    for name, case in _SHAPES:
+        decoding = case["M"] <= 64
+        bench = "ffn_decode" if decoding else "ffn_forward"
+        line = measured(lines, bench, "ms", case | ({"launch": "graph"} if decoding else {}))
+        assert line is not None, (name, case)
+        ms = [_digits(line[side], 3) for side in ("value", "baseline")]
+        rows.append([name, f"{case['M']:,}", *ms, f"{line['ratio']:.2f}×", line["case"]["path"]])
+    return _table(["K/N", "Tokens", "ms", "Dense, ms", "Gain", "Kernels"], rows)
+
+
+TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
+    "long": _long,
+    "short": _short,
+    "gates": _gates,
+    "widths": _widths,
+    "relufy": _relufy,
+    "zeros": _zeros,
+    "trainings": _trainings,
+    "paper": _paper,
+    "hours": _hours,
+    "muon": _muon,
+    "ffn": _ffn,
+    "formats": _formats,
+    "shapes": _shapes,
+}
+
+
+def main() -> None:
+    """Writes tables and figures; ends with an error if a claim in the text does not hold."""
+    lines = results.read_records(results.RECORDS)
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (filled := fill(text, lines)) != text:
+            page.write_text(filled, encoding="utf-8", newline="\n")
+            print(page)
+    for name, svg in figures.draw_all(lines).items():
+        (figures.FOLDER / name).write_text(svg, encoding="utf-8", newline="\n")
+    if wrong := claims.wrong(lines):
+        sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

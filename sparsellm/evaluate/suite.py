@@ -147,7 +147,7 @@ def _rows(source: Path, split: str, path: Path) -> Path:
             "Put the split there, leave the task out (--tasks), or leave --data-dir (to train: "
             "evaluation.data_dir) out and read the hub"
         )
-    remedy = "write one row per line (docs/evaluation.md lists the fields)"
+    remedy = "write one row per line (docs/experiments.md lists the fields)"
     if not read_json_lines(path, RootModel[dict[str, Any]], remedy):
         raise ValueError(f"{path} has no rows; copy the split there again, or leave the task out")
     return path.resolve()
@@ -171,7 +171,7 @@ def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[s
                 remedy = "" if data_dir else f". {_NO_NETWORK}"
                 if isinstance(error, UndefinedError | KeyError):  # a field that the rows lack
                     rows = data_dir or suite.tasks[name].dataset
-                    remedy = f": the rows ({rows}) have no such field; see docs/evaluation.md"
+                    remedy = f": the rows ({rows}) have no such field; see docs/experiments.md"
                 raise ValueError(
                     f"{task_file(name)}: lm-eval cannot build the task {name!r}: "
                     f"{type(error).__name__}: {error}{remedy}"

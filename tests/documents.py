@@ -195,6 +195,7 @@ def _check_arguments(arguments: list[str]) -> None:
     overrides = getattr(options, "overrides", [])
     keys = {override.partition("=")[0] for override in overrides}
     assert keys <= set(all_keys(Recipe)), arguments
-    recipe = getattr(options, "recipe", None)
-    if recipe and not recipe.endswith(".yaml"):
-        load_recipe(recipe, overrides)
+    recipes = getattr(options, "recipe", None) or []
+    for recipe in [recipes] if isinstance(recipes, str) else recipes:
+        if not recipe.endswith(".yaml"):
+            load_recipe(recipe, overrides)

@@ -1,4 +1,4 @@
-"""The plugin of vLLM, by vLLM itself where it is installed: docs/inference.md says how it was run."""
+"""The plugin of vLLM, by vLLM itself where it is installed; docs/inference.md says how."""
 
 from __future__ import annotations
 

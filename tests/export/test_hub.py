@@ -145,3 +145,37 @@ def test_what_is_a_name_on_the_hub(tmp_path, monkeypatch):
     assert all(hub_id(Path(name)) == name for name in names)
     others = ("runs/debug", "model", "a/b/c", "/abs/model", "../me/model", ".", "runs")
     assert all(hub_id(Path(name)) is None for name in others)
+
+
+_TOKENIZER = """
+import sys
+from sparsellm.data.tokenizer import load_tokenizer
+tokenizer = load_tokenizer(sys.argv[1])
+print(tokenizer.eot, tokenizer.begin_ids, tokenizer.encode_batch(["cats </s>"])[0].tolist())
+"""
+
+
+def test_a_tokenizer_of_the_hub_comes_with_all_that_decides_its_ids(hub, tmp_path):
+    """Its end-of-document token is named by its token map alone; later it is read offline."""
+    own = Tokenizer(models.BPE({letter: i for i, letter in enumerate("</s> cat")}, []))
+    own.add_special_tokens(["<|endoftext|>", "</s>"])
+    files = {"tokenizer.json": own.to_str().encode(), "model.safetensors": b"not read"}
+    files["special_tokens_map.json"] = b'{"eos_token": "</s>"}'
+    hub.repos["me/letters"] = files
+    environment = process_env(**hub.environment(), HF_HOME=str(tmp_path), HF_TOKEN="")
+
+    def load(**extra):
+        return subprocess.run(
+            [sys.executable, "-c", _TOKENIZER, "hf:me/letters"],
+            capture_output=True, text=True, check=False, env=environment | extra,
+        )  # fmt: skip
+
+    ids = [*own.encode("cats ").ids, 0, 1, 2, 3]  # spelt out, it is text
+    expected = f"</s> [{own.token_to_id('</s>')}] {ids}\n"
+    for extra in ({}, {"HF_HUB_OFFLINE": "1"}):
+        result = load(**extra)
+        assert result.stdout == expected, result.stderr
+    assert not list(tmp_path.rglob("*.safetensors"))
+    files.pop("tokenizer.json")
+    missing = load(HF_HOME=str(tmp_path / "other"))
+    assert "me/letters has no tokenizer.json: it has no fast tokenizer" in missing.stderr

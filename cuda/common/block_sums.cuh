@@ -9,6 +9,7 @@ struct Sums {
 
 template <int warps>
 __device__ __forceinline__ Sums sum_warps(uint32 (&place)[warps], uint32 of_warp) {
+  static_assert(warps <= 32, "a lane adds up what each warp has");
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();  // all have read what is overwritten next
   if (lane == 0) place[warp] = of_warp;

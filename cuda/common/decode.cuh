@@ -18,6 +18,9 @@
 constexpr int num_warps = 8, block_threads = 32 * num_warps;
 constexpr int max_sections = block_threads;  // decode_down gives a thread to each
 constexpr int max_section = 1024;            // neurons of one
+static_assert(max_sections * uint64(max_section) >= max_neurons, "sections hold all neurons");
+static_assert(uint64(max_sections) * max_neurons <= 1u << 24, "first_neuron multiplies in 32 bits");
+static_assert(max_decode_tokens == 8 * 8, "with_octets has up to eight octets");
 
 __device__ __forceinline__ uint32 first_neuron(uint32 section, uint32 sections, uint32 n) {
   return section * n / sections;  // below 2^24 before the division

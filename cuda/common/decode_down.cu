@@ -11,6 +11,11 @@ constexpr int block_columns = 16, group = 16;  // neurons
 constexpr int window = 2048;
 constexpr int w_row = block_columns * 2;  // bytes
 constexpr int speculative = 16;  // neurons of a section that are loaded along with their count
+static_assert(group == 16, "the k of an mma");
+static_assert(w_row == 32, "of a row two lanes copy 16 bytes each");
+static_assert(speculative % 8 == 0, "eight neurons are 16 bytes");
+static_assert(block_threads == max_decode_tokens * (block_columns / 4), "a thread stores four columns");
+static_assert((max_sections & (max_sections - 1)) == 0, "list_many halves them");
 
 template <int octets>
 constexpr int slots = octets <= 2 ? 8 : 4;

@@ -17,8 +17,13 @@
 namespace {
 // --- the product ---------------------------------------------------------------------------------
 
-constexpr int gemm_threads = 256, gemm_tile = dense_row_tile, gemm_inner = 32, gemm_stages = 4;
+using namespace dense_tiles;
 constexpr int operand_bytes = gemm_tile * gemm_inner * 2;
+static_assert(operand_bytes == 2 * 16 * gemm_threads, "a thread copies two chunks of each operand");
+static_assert(gemm_tile / 64 * (gemm_tile / 32) * 32 == gemm_threads, "a warp has 64 × 32 sums");
+static_assert(gemm_inner % 16 == 0, "of an mma");
+static_assert(gemm_inner * 2 == 64 && gemm_tile * 2 == 256, "the rows that are swizzled");
+static_assert(gemm_stages >= 2);
 
 struct alignas(128) GemmShared {
   unsigned char a[gemm_stages][operand_bytes], b[gemm_stages][operand_bytes];

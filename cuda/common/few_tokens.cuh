@@ -23,6 +23,8 @@ using stored_weight = element;
 
 constexpr int tile_rows = 16, slots = 8;
 constexpr int round_pairs = num_warps;  // (tile, octet)s whose sums are added up at a time
+static_assert(tile_rows == 16, "the rows of an mma; two lanes add up each");
+static_assert(round_pairs % (max_decode_tokens / 8) == 0, "a round has whole tiles");
 
 struct ProductMemory {
   uint4 ring[num_warps][slots][2][32];          // [rows l/4 or l/4 + 8][lane]

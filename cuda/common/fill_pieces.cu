@@ -8,6 +8,8 @@
 
 namespace {
 constexpr int num_threads = 256, blocks_each = 5, lists = num_threads / 32, list_rows = piece_rows / lists;
+static_assert(lists * list_rows == piece_rows);
+static_assert(block_tokens == 1 << 6 && group_neurons == 1 << 5, "`where` of an item");
 
 struct Item {
   uint32 column;

@@ -12,6 +12,13 @@ constexpr int rank_loads = 12, rank_keys = rank_loads * rank_threads;  // compar
 constexpr int warp_blocks = 8;  // token blocks that a warp plans at once
 constexpr uint32 min_part_pieces = 16;
 constexpr int max_groups = max_neurons / group_neurons;
+static_assert(rank_warps <= 32 && plan_warps <= 32);
+static_assert(rank_keys % 4 == 0, "four keys are read at a time");
+static_assert(warp_blocks == 8, "load_columns reads two times 16 bytes");
+static_assert(plan_warps * warp_blocks * block_tokens < 1 << 16, "rows, in half a word");
+static_assert(plan_warps * warp_blocks * group_neurons < 1 << 16, "members, in half a word");
+static_assert(max_parts < 1 << 16 && max_groups + max_parts < 1 << 16, "slots and units, likewise");
+static_assert(uint64(max_blocks) * block_tokens < 1ull << 31, "activity has 5 bits of a key");
 
 // Columns of a line of the table: 32 bytes at a time.
 __device__ __forceinline__ uint64 line_columns(int blocks) {

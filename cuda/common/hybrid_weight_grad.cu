@@ -13,6 +13,7 @@
 
 namespace {
 constexpr int threads = 128, group = 8;
+static_assert(32 % group == 0, "of the non-zeros that a warp's lanes hold");
 
 struct Values {
   const uint32 *word, *pair;  // ∇up in the low half, ∇gate in the high one

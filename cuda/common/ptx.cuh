@@ -21,6 +21,7 @@ __device__ __forceinline__ uint32 smem_address(const void* pointer) {
 // two, and of 8 rows one chunk each is in banks of its own (128 bytes: TMA's and wgmma's swizzle).
 template <int row_bytes>
 __device__ __forceinline__ uint32 swizzled(int row, int chunk) {
+  static_assert(row_bytes >= 16 && (row_bytes & (row_bytes - 1)) == 0);
   constexpr int banks = row_bytes < 128 ? row_bytes / 16 : 8;
   return row * row_bytes + ((chunk ^ row / (8 / banks) % banks) << 4);
 }
@@ -29,6 +30,8 @@ __device__ __forceinline__ uint32 swizzled(int row, int chunk) {
 template <typename Shared>
 __device__ __forceinline__ Shared& dynamic_shared() {
   extern __shared__ __align__(128) unsigned char raw[];
+  static_assert(alignof(Shared) <= 128);
+  static_assert(sizeof(Shared) <= SPARSELLM_SHARED_KIB * 1024, "more than a block can have");
   return *reinterpret_cast<Shared*>(raw);
 }
 

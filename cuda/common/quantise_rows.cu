@@ -10,6 +10,7 @@ namespace {
 constexpr int threads = 256, warps = threads / 32;
 // A chunk is 8 numbers for each lane of a warp. A lane loads `kept` of them at once.
 constexpr int kept = 8;
+static_assert(warps * 32 == threads);
 constexpr float largest = 448.0f, smallest_scale = 1e-12f;
 
 // Two magnitudes of elements; as integers they are in order, and NaN is above infinity.

@@ -9,6 +9,8 @@ constexpr int own_tokens = 32 * own_each;  // of a block of threads, and what `k
 
 // Early or not, frequency, id; token_order.py has the same.
 constexpr uint32 id_bits = 17, frequency_bits = 13;
+static_assert(1 + frequency_bits + id_bits < 32, "every key is below that of the padding");
+static_assert(own_tokens % 4 == 0, "four keys are read at a time");
 
 __device__ __forceinline__ uint32 key_of(uint32 id, uint32 frequency, bool late) {
   const uint32 max_frequency = (1u << frequency_bits) - 1;

@@ -24,6 +24,7 @@ struct StripScratch {
 template <int strip_columns, int threads, typename Count, typename Work>
 __device__ __forceinline__ void distribute_strips(StripScratch<threads>& shared, int blocks,
                                              const Count& count, const Work& work) {
+  static_assert(threads % 32 == 0 && threads <= 1024);
   constexpr int warps = threads / 32;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto strips_of = [](uint32 columns) {

@@ -11,6 +11,9 @@ constexpr int threads = 128, warps = threads / 32;
 constexpr int tile_rows = 64, row_chunks = 8;  // chunk: 16 bytes
 constexpr int turned_rows = 32, turns = tile_rows / turned_rows * row_chunks;
 constexpr int loads = tile_rows * row_chunks / threads;
+static_assert(loads * threads == tile_rows * row_chunks);
+static_assert(turns % warps == 0 && tile_rows % turned_rows == 0);
+static_assert(turned_rows == 32, "ldmatrix takes a row of each lane");
 
 template <class To>
 constexpr int chunk_values = 16 / sizeof(To);

@@ -23,7 +23,11 @@ __device__ __forceinline__ uint32 word_neuron(uint32 word) { return word & 0xfff
 // Added to the count of a row for each tile that overflowed: more than any count, and small enough that
 // 256 times this and all counts fit 32 bits.
 constexpr uint32 not_held = 1u << 17;
+static_assert(not_held > max_neurons);
+static_assert(uint64(max_neurons / tile_neurons) * not_held + max_neurons < 1ull << 32);
 
 // Words of `control`: rows left to dense_rows; blocks of threads that have finished; non-zeros of all
 // rows, 64 bits; work items of dense_rows that are claimed, and finished.
 constexpr int num_overflowed = 0, num_finished = 1, num_nonzeros = 2, next_item = 4, items_done = 5;
+static_assert(items_done < control_words);
+static_assert(num_nonzeros % 2 == 0 && num_nonzeros + 2 <= next_item, "64 bits");

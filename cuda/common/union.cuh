@@ -33,6 +33,7 @@ __device__ __forceinline__ uint32 entry_neuron(uint32 entry) { return entry & 0x
 
 // Never an entry, at any N: the slot and the neuron of an entry are in the same tile.
 constexpr uint32 no_entry = 0xffff0000u;
+static_assert((no_entry >> 16) / tile_neurons != (no_entry & 0xffffu) / tile_neurons);
 
 // Tokens are stored in an order that lets a thread of a consumer warp write its four values of a column
 // at once: the token, of 16, at a place of `value`.
@@ -43,3 +44,4 @@ __device__ __forceinline__ int token_at(int place) {
 // Words of `control`.
 constexpr int num_units = 0, next_up = 1, next_down = 2, finished = 3, num_entries = 4;
 constexpr int num_parts = 5;  // of `order`
+static_assert(num_entries < control_words && num_parts < control_words);

@@ -4,7 +4,10 @@
 
 // Sizes to an eighth of a power of two, the largest (65536) first. Work units are scheduled in this
 // order: the kernel ends when the last unit does, so the last ones must be small.
+// Three bits behind the exponent of a float say which eighth: 1016 of 1, and 1144 of the largest.
 constexpr int size_classes = 130;
+static_assert(max_neurons == 1 << 16 && 1144 == (127 + 16) << 3, "the largest size has class 0");
+static_assert(size_classes == 1144 - (127 << 3) + 2, "the last class is for nothing at all");
 __device__ __forceinline__ int class_of(uint32 members) {
   const uint32 exponent_and_eighths = __float_as_uint(static_cast<float>(members)) >> 20;
   return members == 0 ? size_classes - 1 : 1144 - exponent_and_eighths;
@@ -29,6 +32,7 @@ struct Splitting {
 // as many bytes to and from L2 as 250 members do.
 constexpr uint32 min_part_members = 768;
 constexpr int length_candidates = 32;
+static_assert(length_candidates == 32, "each lane tries one");
 
 struct UnitSchedule {
   uint32 blocks[size_classes], units[size_classes];  // counts, then the next free place of each class

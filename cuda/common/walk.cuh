@@ -12,8 +12,9 @@
 #include "common/element.cuh"
 #include "common/tiles.cuh"
 
-constexpr int walk_threads = 128, walk_warps = walk_threads / 32;
-constexpr int max_rows = 8, list_capacity = max_ell_width;
+using namespace walk_tiles;
+constexpr int walk_warps = walk_threads / 32, list_capacity = max_ell_width;
+static_assert(walk_threads % 32 == 0 && max_rows <= walk_threads, "a thread looks at each row");
 
 struct Entry {
   uint32 word;    // its low half is the neuron
@@ -38,6 +39,7 @@ __device__ __forceinline__ uint4 load_early(const element* from) {
 
 namespace {
 constexpr int chunk_columns = 256;  // 8 per lane
+static_assert(chunk_columns == 32 * 16 / sizeof(element));
 
 // 256 · `chunks` columns of a row from this lane's first on; those past `columns` are zero.
 template <int chunks, bool whole>
@@ -61,7 +63,7 @@ __device__ __forceinline__ void add_products(float& even, float& odd, const uint
   add_products(even, odd, a.w, b.w);
 }
 
-constexpr int dot_chunks = 8, dot_columns = dot_chunks * chunk_columns;
+constexpr int dot_columns = dot_chunks * chunk_columns;
 
 // Adds x · w to the factors of entries `at` and, if `both`, the next; x, w: this lane's first column.
 template <bool both, bool whole>
@@ -142,7 +144,7 @@ __device__ __forceinline__ void dot_rows(List& list, int rows, const element* x,
   }
 }
 
-constexpr int sum_chunks = 2, sum_columns = sum_chunks * chunk_columns, sum_entries = 8;
+constexpr int sum_columns = sum_chunks * chunk_columns;
 
 __device__ __forceinline__ void add_multiple(float (&sum)[8], float factor, const uint4& w) {
   const uint32 word[4] = {w.x, w.y, w.z, w.w};

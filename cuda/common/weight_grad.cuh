@@ -24,7 +24,9 @@
 #include "common/element.cuh"
 #include "common/union.cuh"
 
-constexpr int group_neurons = 32, piece_rows = 64;
+using namespace group_tiles;
+static_assert(group_neurons == 32, "each lane has a neuron of the group");
+static_assert(2 * group_neurons == block_tokens, "two matrices take the place of a block's tokens");
 
 // A group with many rows is split into parts, whose sums are added through memory: the maximum number.
 constexpr int max_parts = 60;
@@ -46,7 +48,11 @@ struct alignas(16) Unit {
   int part, parts;
 };
 
+static_assert(sizeof(Member) == 32 && sizeof(Unit) == 32, "two loads of 16 bytes");
+static_assert(uint64(max_blocks) * group_neurons <= 1ull << 32, "`where` of a member");
+
 // Words of `control`, and of `progress`: for each first part of a group, and slice, how many of the
 // group's parts are done.
 constexpr int total_units = 0, groups_planned = 1, group_control_words = 2;
+static_assert(total_units < group_control_words && groups_planned < group_control_words);
 constexpr int next_unit = 0, arrived = 1;

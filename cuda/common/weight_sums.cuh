@@ -69,6 +69,8 @@ __device__ __forceinline__ bool add_parts(bool& last, const Arguments& a, int sl
 // `sum(i)`: the lane's sums as `at` counts them.
 template <typename Tile, bool add, typename Sum>
 __device__ __forceinline__ void store_row(float* to, int columns, Sum sum, int row) {
+  static_assert(2 * Tile::rows * Tile::eights == 4 * Tile::quads, "all sums of a thread");
+  static_assert(Tile::eights % Tile::batch == 0);
   constexpr int batch = Tile::batch;  // one after the other each load would wait for L2
   const int first = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -92,6 +94,7 @@ __device__ __forceinline__ void store_row(float* to, int columns, Sum sum, int r
 }
 template <typename Tile, bool, typename Sum>
 __device__ __forceinline__ void store_row(element* to, int columns, Sum sum, int row) {
+  static_assert(Tile::eights % 4 == 0, "a quad transposes four eights");
 #pragma unroll
   for (int group = 0; group < Tile::eights / 4; ++group) {
     uint32 word[4];
@@ -138,6 +141,7 @@ __device__ __forceinline__ void store_gradient(const Arguments& a, int group, in
 template <typename Tile>
 __device__ __forceinline__ void prefetch_sums(const Arguments& a, int group, int slice) {
   constexpr int line = 128 / sizeof(float), lines = unit_columns / line;
+  static_assert(unit_columns % line == 0);
   const int matrices = a.twice(slice) ? 2 : 1;
   for (int i = Tile::thread(); i < matrices * group_neurons * lines; i += Tile::threads) {
     const int column = a.first_column(slice) + i % lines * line;

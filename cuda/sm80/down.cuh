@@ -17,6 +17,11 @@ struct alignas(128) Shared {
   unsigned char w[stages][stage_inner * w_bytes];
   WorkUnit unit[2];
 };
+static_assert(fits<Shared>);
+static_assert(stage_inner == 32, "each lane has the word of a member");
+static_assert(w_bytes == 32 * 16, "a warp copies a row of weights");
+static_assert(stage_inner % (block_threads / 32) == 0);
+static_assert(stage_inner * h_bytes == block_threads * 16, "a thread copies 16 bytes of a column");
 
 // A thread's position in the stages of a unit: of each stage it copies 16 bytes of one member's column and of
 // four members' weights, `total` of them from the block's `begin`-th on. Sources come one after the
@@ -143,6 +148,7 @@ struct Tile {
   static __device__ __forceinline__ int thread() { return threadIdx.x; }
   static __device__ __forceinline__ void sync() { __syncthreads(); }
 };
+static_assert(4 * Tile::quads * Tile::threads == block_tokens * unit_columns, "the sums of a unit");
 
 // A warp's sums, whose first token and column are `row` and `column`, plus the bias (or null).
 // `token_M`: the row of y that each token is, or null where it is its number.

@@ -12,6 +12,9 @@ constexpr int block_threads = 256, warps = block_threads / 32;
 constexpr int warp_rows = block_tokens / warps;
 constexpr int chunk_neurons = 8;  // 16 bytes
 constexpr int row_bytes = tile_neurons * 2;
+static_assert(warp_rows * warps == block_tokens);
+static_assert(tile_neurons == 32 * chunk_neurons, "each lane has a chunk");
+static_assert(warps == 8, "fired_chunk reads a byte of each warp at once");
 
 struct alignas(128) Shared {
   unsigned char tile[block_tokens * row_bytes];

@@ -10,15 +10,17 @@
 #include "common/union.cuh"
 #include "common/tile_scheduler.cuh"
 
-constexpr int block_threads = 256;
-constexpr int stage_inner = 32, unit_columns = 256, stage_bytes = stage_inner * (block_tokens + unit_columns) * 2;
+using namespace ring_tiles;
+constexpr int stage_bytes = stage_inner * (block_tokens + unit_columns) * 2;
 constexpr int mma_inner = 16;
+static_assert(stage_inner % mma_inner == 0);
+static_assert(block_tokens / warp_rows * (unit_columns / warp_columns) * 32 == block_threads,
+              "the warps' sums are all of a unit");
 
 // SPARSELLM_SHARED_KIB: the shared memory that a block of threads can have; CUDA reserves one KiB more
 // for each block. Half a KiB is kept for everything that is not the ring.
 constexpr int shared_capacity = SPARSELLM_SHARED_KIB * 1024, outside_ring = 512, reserved_by_cuda = 1024;
 constexpr int ring_bytes_of_two = (shared_capacity - reserved_by_cuda) / 2 - outside_ring;
-constexpr int min_stages = 4, max_stages = 6;
 constexpr int blocks_per_multiprocessor = ring_bytes_of_two >= min_stages * stage_bytes ? 2 : 1;
 constexpr int ring_capacity =
     blocks_per_multiprocessor == 2 ? ring_bytes_of_two : shared_capacity - outside_ring;
@@ -28,6 +30,13 @@ static_assert(stages >= min_stages, "the ring needs 80 KiB of shared memory");
 
 // Sums of a warp: [16 rows][8 columns][element of the fragment].
 using Sums = float[2][8][4];
+static_assert(sizeof(Sums) / sizeof(float) * 32 == warp_rows * warp_columns);
+
+// What a kernel's `Shared` must keep to, for as many blocks as the launch bounds say.
+template <typename Shared>
+constexpr bool fits = sizeof(Shared) <= (blocks_per_multiprocessor == 2
+                                             ? (shared_capacity - reserved_by_cuda) / 2
+                                             : shared_capacity);
 
 // Runs `steps` stages through the ring. `copy(stage)` starts this thread's copies of the next step and is
 // called for each step in turn; `multiply(stage)` uses what the stage holds. No thread may still be

@@ -18,6 +18,10 @@ struct alignas(128) Shared {
 
 // What a thread copies of every stage: 16 bytes of one token's row and of four members' rows.
 constexpr int row_step = block_threads / 4, rows = unit_columns / row_step;
+static_assert(fits<Shared>);
+static_assert(row_bytes == 4 * 16, "four threads copy a row");
+static_assert(row_step == block_tokens, "of one token's row");
+static_assert(rows * row_step == unit_columns);
 
 struct Source {
   const element* x;
@@ -65,6 +69,9 @@ __device__ __forceinline__ void copy_stage(Shared& shared, int stage, Source& fr
 // A warp's columns are 16 of every 64 members, so that a small unit is shared by all warps;
 // `groups` counts those 16s that have members.
 constexpr int group_step = 64, max_groups = unit_columns / group_step;
+static_assert(group_step == 4 * 16, "the warps of 32 tokens have 16 columns each");
+static_assert(2 * max_groups * 8 == warp_columns, "in two fragments of eight columns");
+static_assert(part_warps == block_threads / 32);
 
 template <bool whole>
 __device__ __forceinline__ void multiply_stage(const Shared& shared, int stage, int groups,

@@ -17,6 +17,8 @@ struct GradTile : Tile {
   static __device__ __forceinline__ int number(bool) { return threadIdx.x; }
 };
 
+static_assert(GradTile::rows * GradTile::eights * 2 * 32 == warp_rows * warp_columns);
+
 // What is summed up for one unit: rows of x or dy, times the values of the group's neurons.
 struct Rows {
   static constexpr int max_sources = 1;

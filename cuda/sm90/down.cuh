@@ -11,9 +11,17 @@
 #include "sm90/gather.cuh"
 
 namespace {
-constexpr int stage_entries = 32, stages = 6, unit_columns = 512, panel = 64;
-constexpr int lookahead = 4;  // stages whose entries are loaded before their turn
+using namespace down_tiles;
 constexpr int panel_bytes = stage_entries * panel * 2;
+static_assert(panel * sizeof(element) == swizzle_bytes && panel_bytes % swizzle_repeat == 0);
+static_assert(block_tokens * sizeof(element) == swizzle_bytes, "a member's column is a row");
+static_assert(stage_entries == 32, "each lane has the entry of a member");
+static_assert(stage_entries % 16 == 0, "the k of a wgmma");
+static_assert(unit_columns == num_consumers * 256, "a consumer's products are m64n256");
+static_assert(unit_columns * sizeof(element) == 2 * 32 * 16, "a warp copies a row in two halves");
+static_assert(stage_entries * 8 % producer_threads == 0, "a thread copies chunks of the columns");
+static_assert(producer_threads / 8 % 8 == 0, "which have the same swizzle");
+static_assert(registers_fit<producer_registers, consumer_registers>);
 
 struct Shared {
   element h[stages][stage_entries * block_tokens];
@@ -21,6 +29,9 @@ struct Shared {
   uint64 full[stages], empty[stages];
   UnitQueue queue;
 };
+static_assert(fits<Shared>);
+static_assert(sizeof(Shared::h[0]) % swizzle_repeat == 0, "w is aligned, too");
+static_assert(sizeof(Shared::w[0]) % swizzle_repeat == 0);
 
 // One stage. `whole`: all rows and columns are there. `first`: the stage's first member.
 template <bool whole, typename Op>
@@ -30,8 +41,8 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
                                              int first, int present) {
   // A warp copies every fourth row, its 1024 bytes in two halves.
   const uint32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32 to_even = lane / 8 * panel_bytes + swizzled<128>(warp, lane % 8);
-  const uint32 to_odd = lane / 8 * panel_bytes + swizzled<128>(warp + 4, lane % 8);
+  const uint32 to_even = lane / 8 * panel_bytes + swizzled<swizzle_bytes>(warp, lane % 8);
+  const uint32 to_odd = lane / 8 * panel_bytes + swizzled<swizzle_bytes>(warp + 4, lane % 8);
 #pragma unroll
   for (int i = 0; i < stage_entries / 4; ++i) {
     const int row = 4 * i + warp;
@@ -43,12 +54,12 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
     copy16_async(to, source, left ? 16 : 0);
     copy16_async(to + 4 * panel_bytes, source + unit_columns, right ? 16 : 0);
   }
-  const uint32 h_row = threadIdx.x / 8, to_h = stage_h + swizzled<128>(h_row, threadIdx.x % 8);
+  const uint32 h_row = threadIdx.x / 8, to_h = stage_h + swizzled<swizzle_bytes>(h_row, threadIdx.x % 8);
 #pragma unroll
   for (int i = 0; i < stage_entries * 8 / producer_threads; ++i) {
     const int row = i * (producer_threads / 8) + h_row;
     const uint32 place = op.place(__shfl_sync(~0u, own, row), first + row);
-    const uint32 to = to_h + i * (producer_threads / 8) * 128, bytes = whole || row < present ? 16 : 0;
+    const uint32 to = to_h + i * (producer_threads / 8) * swizzle_bytes, bytes = whole || row < present ? 16 : 0;
     if (Op::rare)
       copy16_async(to, from_h + place, bytes, evict_first());
     else
@@ -115,7 +126,7 @@ __device__ void produce(Shared& shared, const Op& op, uint32 columns, int units_
 // A warpgroup's sums over the next `steps` stages.
 __device__ __forceinline__ void sum_steps(Shared& shared, PipelineState<stages>& pipeline, int steps,
                                           float (&d)[128]) {
-  const int consumer = threadIdx.x / 128 - 1;
+  const int consumer = threadIdx.x / warpgroup_threads - 1;
   for (int step = 0; step < steps; ++step) {
     mbarrier_wait(&shared.full[pipeline.stage], pipeline.parity);
     fence_async_proxy();
@@ -128,11 +139,11 @@ __device__ __forceinline__ void sum_steps(Shared& shared, PipelineState<stages>&
                     step > 0 || s > 0);
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0 && threadIdx.x % 128 == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
+    if (step > 0 && threadIdx.x % warpgroup_threads == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
     pipeline.advance();
   }
   wgmma_wait<0>();
-  if (threadIdx.x % 128 == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
+  if (threadIdx.x % warpgroup_threads == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
 }
 
 // Eight neighbouring columns of a row of sums, rounded, for a 16-byte store: of the row that `half` of
@@ -175,20 +186,20 @@ __device__ __forceinline__ void store(const Output& to, Sum sum) {
 // The 128 sums that a thread of a consumer warpgroup holds.
 struct Tile {
   using Values = float[128];
-  static constexpr int quads = 32, threads = block_threads - producer_threads;
+  static constexpr int quads = 32, threads = consumer_threads;
   static __device__ __forceinline__ float& at(Values& d, int i) { return d[i]; }
   static __device__ __forceinline__ int thread() { return threadIdx.x - producer_threads; }
-  // __syncthreads is barrier 0, of all threads of the block.
   static __device__ __forceinline__ void sync() {
-    asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
+    named_barrier_sync<consumer_barrier, threads>();
   }
 };
+static_assert(4 * Tile::quads * Tile::threads == block_tokens * unit_columns, "the sums of a unit");
 
 // `token_M`: the row of y that each token of a block is, or null where it is its number.
 __device__ void consume(Shared& shared, int num_sources, int m, int k, int units_k,
                          const SumWork& work, const element* bias, const int* token_M, element* y) {
   __shared__ bool last;
-  const int lane = threadIdx.x % 32, consumer = threadIdx.x / 128 - 1;
+  const int lane = threadIdx.x % 32, consumer = threadIdx.x / warpgroup_threads - 1;
   const int first_row = threadIdx.x / 32 % 4 * 16;
   float d[128];
   PipelineState<stages> pipeline;
@@ -211,8 +222,6 @@ __device__ void consume(Shared& shared, int num_sources, int m, int k, int units
       store(unit_y, [&](int i) { return d[i]; });
   }
 }
-
-constexpr int producer_registers = 88, consumer_registers = 208;
 
 // The body of a kernel: y ← the sums + bias (or null), see `consume`.
 template <typename Op>

@@ -19,10 +19,18 @@
 #include "sm90/wgmma.cuh"
 
 namespace {
-constexpr int tile_m = 128, tile_n = tile_neurons, stages = 3, cluster = 2;
-constexpr int row_bytes = 128;  // of k, in a stage: the span of the swizzle
+using namespace gate_tiles;
 constexpr int bytes_a = tile_m * row_bytes, bytes_b = tile_n * row_bytes;
-constexpr int group_m = 8;  // cluster rows that walk over all of N together: x stays in L2
+static_assert(row_bytes == swizzle_bytes);
+static_assert(tile_m == num_consumers * 64 && tile_n == 256, "a consumer's products are m64n256");
+static_assert(block_tokens == 64, "a consumer's tokens are a block of the union format");
+static_assert(stages >= 2);
+static_assert(bytes_a % swizzle_repeat == 0 && bytes_b % swizzle_repeat == 0, "stages are aligned");
+static_assert(tile_n % cluster == 0 && bytes_b / cluster % swizzle_repeat == 0, "so are halves");
+static_assert(tile_m <= 256 && tile_n / cluster <= 256, "rows of a box of TMA");
+static_assert(bytes_a + bytes_b < 1 << 20, "bytes that an mbarrier counts");
+static_assert(cluster <= 8, "larger clusters are not portable");
+static_assert(registers_fit<producer_registers, consumer_registers>);
 
 #ifdef SPARSELLM_E4M3
 constexpr bool in_e4m3 = true;
@@ -30,6 +38,7 @@ constexpr bool in_e4m3 = true;
 constexpr bool in_e4m3 = false;
 #endif
 constexpr int tile_k = in_e4m3 ? row_bytes : row_bytes / sizeof(element);
+static_assert(row_bytes % 32 == 0, "a wgmma takes 32 bytes of k in either type");
 
 // What x and W are to be multiplied by, row by row, if they are e4m3.
 struct Scales {
@@ -39,10 +48,14 @@ struct Scales {
 struct Shared {
   unsigned char a[stages][bytes_a];
   unsigned char b[stages][bytes_b];
-  uint4 out[2][tile_n][8];  // [consumer][neuron][8 tokens, chunk swizzled by neuron]
+  uint4 out[num_consumers][tile_n][8];  // [consumer][neuron][8 tokens, chunk swizzled by neuron]
   uint64 full[stages], empty[stages];
-  uint64 out_full[2], out_empty[2];
+  uint64 out_full[num_consumers], out_empty[num_consumers];
 };
+static_assert(fits<Shared>);
+static_assert(sizeof(Shared::a) % swizzle_repeat == 0 && sizeof(Shared::b) % swizzle_repeat == 0,
+              "what follows them is aligned, too");
+static_assert(sizeof(Shared::out[0][0]) == block_tokens * sizeof(element));
 
 struct Tile {
   int m, n;  // first token and neuron of this block
@@ -77,6 +90,8 @@ __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, 
 
 constexpr int token_threads = 64;  // warps 0 and 3
 constexpr int token_copies = tile_m * 8 / token_threads;  // 16-byte chunks a thread and stage
+static_assert(token_copies * token_threads == tile_m * (row_bytes / 16));
+static_assert(token_threads == 8 * 8, "a thread's rows are 8 apart: all have the same swizzle");
 
 // `produce` with gathered tokens, by warps 0 and 3. Past the last token the last one is read again; its
 // results are cut off. k / 8 times the number of tokens is below 2³².
@@ -84,7 +99,7 @@ __device__ void produce_scattered(Shared& shared, const Tokens& tokens, const Te
                                   uint32 k, int tiles_m, int tiles_n, int steps) {
   const uint32 rank = cluster_rank();
   const int own = threadIdx.x / 96 * 32 + threadIdx.x % 32, chunk = own % 8, first_row = own / 8;
-  const uint32 to_thread = first_row * 128 + ((chunk ^ first_row) << 4);  // swizzled; rows 8 apart
+  const uint32 to_thread = first_row * row_bytes + ((chunk ^ first_row) << 4);  // swizzled; rows 8 apart
   int it = 0;
   for (int index = blockIdx.x / cluster; index < tiles_m * tiles_n; index += gridDim.x / cluster) {
     const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
@@ -105,7 +120,7 @@ __device__ void produce_scattered(Shared& shared, const Tokens& tokens, const Te
       const uint4* x = reinterpret_cast<const uint4*>(tokens.x) + step * (tile_k / 8);
       const uint32 bytes = step * tile_k + chunk * 8 < k ? 16 : 0;
 #pragma unroll
-      for (int i = 0; i < token_copies; ++i) copy16_async(to + i * 8 * 128, x + from[i], bytes);
+      for (int i = 0; i < token_copies; ++i) copy16_async(to + i * 8 * swizzle_bytes, x + from[i], bytes);
       copy_arrive(&shared.full[stage]);
     }
   }
@@ -163,7 +178,7 @@ __device__ __forceinline__ void store_tile(const float (&d)[128], uint4 (&out)[t
   const uint32 to = smem_address(&out[neuron][chunk ^ neuron % 8]);
 #pragma unroll
   for (int j = 0; j < 32; j += 2)
-    store_transposed(to + j * 8 * 128, activated(pack_elements_relu(d[4 * j], d[4 * j + 1])),
+    store_transposed(to + j * 8 * swizzle_bytes, activated(pack_elements_relu(d[4 * j], d[4 * j + 1])),
                      activated(pack_elements_relu(d[4 * j + 2], d[4 * j + 3])),
                      activated(pack_elements_relu(d[4 * j + 4], d[4 * j + 5])),
                      activated(pack_elements_relu(d[4 * j + 6], d[4 * j + 7])));
@@ -192,7 +207,7 @@ __device__ void pack_tiles(Shared& shared, int consumer, int tiles_m, int tiles_
 template <bool scattered>
 __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, int steps,
                         float threshold, const element* bias, const Scales& scales) {
-  const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
+  const int consumer = threadIdx.x / warpgroup_threads - 1, lane = threadIdx.x % 32;
   const uint32 rank = cluster_rank();
   float d[128];
   int it = 0;
@@ -216,12 +231,12 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
       wgmma_commit();
       // The products of the step before have read their stage: both blocks may fill it again.
       wgmma_wait<1>();
-      if (step > 0 && threadIdx.x % 128 < cluster)
-        mbarrier_arrive_remote(&shared.empty[(it - 1) % stages], threadIdx.x % 128);
+      if (step > 0 && threadIdx.x % warpgroup_threads < cluster)
+        mbarrier_arrive_remote(&shared.empty[(it - 1) % stages], threadIdx.x % warpgroup_threads);
     }
     wgmma_wait<0>();
-    if (threadIdx.x % 128 < cluster)
-      mbarrier_arrive_remote(&shared.empty[(it - 1) % stages], threadIdx.x % 128);
+    if (threadIdx.x % warpgroup_threads < cluster)
+      mbarrier_arrive_remote(&shared.empty[(it - 1) % stages], threadIdx.x % warpgroup_threads);
 
     const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
     const int first = tile.m + consumer * 64;
@@ -244,8 +259,7 @@ template <typename Pack>
 __device__ __forceinline__ void run_gate(const Tokens& tokens, const TensorMap& w_NK,
                                          const Scales& scales, const element* bias_N, int n, int k,
                                          float threshold, uint32* control, const Pack& pack) {
-  extern __shared__ unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
+  Shared& shared = swizzled_shared<Shared>();
   const int m = tokens.m, tiles_m = (m + tile_m * cluster - 1) / (tile_m * cluster);
   const int tiles_n = (n + tile_n - 1) / tile_n;
   const int steps = (k + tile_k - 1) / tile_k;
@@ -256,17 +270,17 @@ __device__ __forceinline__ void run_gate(const Tokens& tokens, const TensorMap& 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       mbarrier_init(&shared.full[stage], scattered ? 1 + token_threads : 1);
-      mbarrier_init(&shared.empty[stage], 2 * cluster);
+      mbarrier_init(&shared.empty[stage], num_consumers * cluster);
     }
-    for (int consumer = 0; consumer < 2; ++consumer) {
-      mbarrier_init(&shared.out_full[consumer], 128);
-      mbarrier_init(&shared.out_empty[consumer], 32);
+    for (int consumer = 0; consumer < num_consumers; ++consumer) {
+      mbarrier_init(&shared.out_full[consumer], warpgroup_threads);
+      mbarrier_init(&shared.out_empty[consumer], 32);  // of the warp that packs
     }
     mbarrier_init_fence();
   }
   cluster_sync();
-  if (threadIdx.x < 128) {
-    registers_decrease<56>();
+  if (threadIdx.x < producer_threads) {
+    registers_decrease<producer_registers>();
     const int warp = threadIdx.x / 32;
     if (warp == 1 || warp == 2)
       pack_tiles(shared, warp - 1, tiles_m, tiles_n, pack);
@@ -275,7 +289,7 @@ __device__ __forceinline__ void run_gate(const Tokens& tokens, const TensorMap& 
     else if (threadIdx.x == 0)
       produce(shared, tokens.map, w_NK, tiles_m, tiles_n, steps);
   } else {
-    registers_increase<224>();
+    registers_increase<consumer_registers>();
     if (scattered)
       consume<!in_e4m3>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N, scales);
     else
@@ -284,8 +298,8 @@ __device__ __forceinline__ void run_gate(const Tokens& tokens, const TensorMap& 
   cluster_sync();  // no block exits while the other may still write into its shared memory
 }
 
-constexpr int gate_threads = 384;
+constexpr int gate_threads = producer_threads + consumer_threads;
 }  // namespace
 
 extern "C" __device__ const uint32 exported_tokens = tile_m, exported_cluster = cluster,
-                                   exported_shared_bytes = sizeof(Shared) + 1024;
+                                   exported_shared_bytes = aligned_bytes<Shared>;

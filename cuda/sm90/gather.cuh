@@ -7,12 +7,12 @@
 #include "sm90/hopper.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int producer_threads = 128;  // warpgroup 0; warpgroups 1 and 2 are consumers
-constexpr int block_threads = 384, blocks_per_multiprocessor = 1;
+constexpr int block_threads = producer_threads + consumer_threads, blocks_per_multiprocessor = 1;
 
 // The current stage of a ring, and the parity of its barriers in this round.
 template <int stages>
 struct PipelineState {
+  static_assert(stages >= 2, "one is filled while the one before is read");
   int stage = 0;
   uint32 parity = 0;
 
@@ -33,6 +33,7 @@ struct PipelineState {
 // The queue through which thread 0 hands work units to all threads.
 struct UnitQueue {
   static constexpr int depth = 4;
+  static_assert((depth & (depth - 1)) == 0, "of the parity of a place");
   WorkUnit unit[depth];
   uint64 full[depth], empty[depth];
 
@@ -82,13 +83,12 @@ struct UnitIterator : UnitReader, TileScheduler {
 // read it.
 template <typename Shared>
 __device__ __forceinline__ Shared& begin(int full_arrivals) {
-  extern __shared__ unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
+  Shared& shared = swizzled_shared<Shared>();
   if (threadIdx.x == 0) {
     constexpr int stages = sizeof(Shared::full) / sizeof(uint64);
     for (int stage = 0; stage < stages; ++stage) {
       mbarrier_init(&shared.full[stage], full_arrivals);
-      mbarrier_init(&shared.empty[stage], 2);
+      mbarrier_init(&shared.empty[stage], num_consumers);
     }
     shared.queue.init();
     mbarrier_init_fence();
@@ -98,6 +98,3 @@ __device__ __forceinline__ Shared& begin(int full_arrivals) {
   await_previous_kernel();
   return shared;
 }
-
-template <typename Shared>
-constexpr uint32 aligned_bytes = sizeof(Shared) + 1024;

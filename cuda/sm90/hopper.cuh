@@ -3,6 +3,47 @@
 #pragma once
 #include "common/ptx.cuh"
 
+// --- warpgroups ----------------------------------------------------------------------------------
+
+// Of all kernels here: warpgroup 0 produces, the others consume.
+constexpr int warpgroup_threads = 128, num_consumers = 2;
+constexpr int producer_threads = warpgroup_threads, consumer_threads = num_consumers * warpgroup_threads;
+
+// Registers are allocated to warps by eights; at the start all threads have equally many. A warpgroup
+// that asks for more waits until others have given up theirs: for ever, if they never do.
+template <int of_producer, int of_consumer>
+constexpr bool registers_fit =
+    of_producer % 8 == 0 && of_consumer % 8 == 0 && of_consumer <= 255 &&
+    of_producer * producer_threads + of_consumer * consumer_threads <=
+        65536 / (producer_threads + consumer_threads) / 8 * 8 * (producer_threads + consumer_threads);
+
+// Where the operands of wgmma and the boxes of TMA lie: the 128-byte swizzle repeats every 1024 bytes.
+constexpr int swizzle_bytes = 128, swizzle_repeat = 8 * swizzle_bytes;
+
+// The dynamic shared memory of a block, aligned to that, and the bytes to ask for.
+template <typename Shared>
+__device__ __forceinline__ Shared& swizzled_shared() {
+  extern __shared__ unsigned char raw[];
+  return *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + swizzle_repeat - 1) &
+                                    ~static_cast<uint64>(swizzle_repeat - 1));
+}
+template <typename Shared>
+constexpr uint32 aligned_bytes = sizeof(Shared) + swizzle_repeat;
+
+template <typename Shared>
+constexpr bool fits = aligned_bytes<Shared> <= SPARSELLM_SHARED_KIB * 1024;
+
+// --- named barriers ------------------------------------------------------------------------------
+
+// Of a block of threads; __syncthreads is number 0.
+constexpr int consumer_barrier = 1;
+
+template <int barrier, int threads>
+__device__ __forceinline__ void named_barrier_sync() {
+  static_assert(barrier > 0 && barrier < 16 && threads % 32 == 0);
+  asm volatile("bar.sync %0, %1;" ::"n"(barrier), "n"(threads) : "memory");
+}
+
 // --- mbarrier ------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void mbarrier_init(uint64* barrier, uint32 arrivals) {
@@ -106,11 +147,13 @@ __device__ __forceinline__ void fence_async_proxy() {
 
 template <int registers>
 __device__ __forceinline__ void registers_increase() {
+  static_assert(registers % 8 == 0 && registers >= 24 && registers <= 256);
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
 template <int registers>
 __device__ __forceinline__ void registers_decrease() {
+  static_assert(registers % 8 == 0 && registers >= 24 && registers <= 256);
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 

@@ -11,9 +11,16 @@
 #include "sm90/gather.cuh"
 
 namespace {
-constexpr int tile_k = 64, stages = 5;
+using namespace up_tiles;
 constexpr int members_lane = 16;  // of a unit, that a lane finishes: 8j + lane/4 of its warpgroup
 constexpr int bytes_x = block_tokens * tile_k * 2;
+static_assert(tile_k * sizeof(element) == swizzle_bytes);
+static_assert(block_tokens == 64 && unit_members == num_consumers * 128, "products of m64n128");
+static_assert(8 * members_lane == 128, "a lane of a consumer finishes every eighth member");
+static_assert(part_warps == consumer_threads / 32);
+static_assert(TileScheduler::claim_at % step_group == 0 && TileScheduler::look_up_at % step_group == 0,
+              "work units are looked at between groups of stages");
+static_assert(registers_fit<producer_registers, consumer_registers>);
 
 struct Shared {
   element x[stages][block_tokens * tile_k];
@@ -21,13 +28,19 @@ struct Shared {
   uint64 full[stages], empty[stages];
   UnitQueue queue;
 };
+static_assert(fits<Shared>);
+static_assert(bytes_x % swizzle_repeat == 0 && sizeof(Shared::x[0]) == bytes_x, "w is aligned, too");
+static_assert(sizeof(Shared::w[0]) % swizzle_repeat == 0);
+static_assert(unit_members / num_consumers * swizzle_bytes % swizzle_repeat == 0, "of a consumer");
 
 constexpr int rows = unit_members * 8 / producer_threads;  // 16-byte chunks a thread and step
-constexpr int row_step = producer_threads / 8, step_group = 4;
+constexpr int row_step = producer_threads / 8;
+static_assert(rows * row_step == unit_members);
+static_assert(row_step % 8 == 0, "all rows that a thread copies have the same swizzle");
 
 // The member of a unit that this lane finishes j-th.
 __device__ __forceinline__ int member_of(int j) {
-  return (threadIdx.x / 128 - 1) * 128 + 8 * j + threadIdx.x % 32 / 4;
+  return (threadIdx.x / warpgroup_threads - 1) * 128 + 8 * j + threadIdx.x % 32 / 4;
 }
 
 // The first of the four places of a column that this lane finishes.
@@ -38,6 +51,7 @@ struct PlaceOfLane {
 };
 
 constexpr int token_rows = block_tokens * 8 / producer_threads;  // the same for tokens
+static_assert(token_rows * row_step == block_tokens);
 
 // What a thread copies of a unit, from the k that comes next on.
 struct Sources {
@@ -51,7 +65,7 @@ template <bool whole, bool scattered>
 __device__ __forceinline__ void gather_steps(Shared& shared, PipelineState<stages>& pipeline,
                                              const Tokens& tokens, int block, Sources& from,
                                              int entries, int step, int end, uint32 k) {
-  const uint32 chunk = threadIdx.x % 8, to_thread = swizzled<128>(threadIdx.x / 8, chunk);
+  const uint32 chunk = threadIdx.x % 8, to_thread = swizzled<swizzle_bytes>(threadIdx.x / 8, chunk);
 #pragma unroll
   for (int ahead = 0; ahead < step_group; ++ahead, ++step) {
     if (!whole && step >= end) break;
@@ -62,7 +76,7 @@ __device__ __forceinline__ void gather_steps(Shared& shared, PipelineState<stage
       const int present = tokens.m - block * block_tokens - static_cast<int>(threadIdx.x / 8);
 #pragma unroll
       for (int i = 0; i < token_rows; ++i)
-        copy16_async(to + i * row_step * 128, from.token[i] + ahead * tile_k,
+        copy16_async(to + i * row_step * swizzle_bytes, from.token[i] + ahead * tile_k,
                      whole || i * row_step < present ? bytes : 0);
       if (threadIdx.x == 0) mbarrier_arrive(&shared.full[pipeline.stage]);
     } else if (threadIdx.x == 0) {
@@ -74,7 +88,7 @@ __device__ __forceinline__ void gather_steps(Shared& shared, PipelineState<stage
 #pragma unroll
     for (int i = 0; i < rows; ++i)
       if (whole || i * row_step < entries)
-        copy16_async(to + i * row_step * 128, from.weight[i] + ahead * tile_k, bytes);
+        copy16_async(to + i * row_step * swizzle_bytes, from.weight[i] + ahead * tile_k, bytes);
     copy_arrive(&shared.full[pipeline.stage]);
     pipeline.advance();
   }
@@ -125,7 +139,7 @@ __device__ void produce(Shared& shared, const Op& op, const Tokens& tokens, cons
 
 template <typename Op>
 __device__ void consume(Shared& shared, const Op& op, int steps) {
-  const int consumer = threadIdx.x / 128 - 1;
+  const int consumer = threadIdx.x / warpgroup_threads - 1;
   float d[64];
   PipelineState<stages> pipeline;
   UnitReader iterator{shared.queue};
@@ -152,11 +166,11 @@ __device__ void consume(Shared& shared, const Op& op, int steps) {
           if (name[j] != no_entry) op.fetch(part, name[j], PlaceOfLane(), a[j], b[j]);
       }
       wgmma_wait<1>();
-      if (step > 0 && threadIdx.x % 128 == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
+      if (step > 0 && threadIdx.x % warpgroup_threads == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
       pipeline.advance();
     }
     wgmma_wait<0>();
-    if (threadIdx.x % 128 == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
+    if (threadIdx.x % warpgroup_threads == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
     if (Op::shifts) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) d[i] += op.shift();
@@ -180,13 +194,13 @@ __device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const el
   const int steps = (k + tile_k - 1) / tile_k;
   Shared& shared = begin<Shared>(producer_threads + 1);
   if (threadIdx.x < producer_threads) {
-    registers_decrease<120>();
+    registers_decrease<producer_registers>();
     if (tokens.row_of != nullptr)
       produce<true>(shared, op, tokens, w_NK, k, steps, unit, control);
     else
       produce<false>(shared, op, tokens, w_NK, k, steps, unit, control);
   } else {
-    registers_increase<192>();
+    registers_increase<consumer_registers>();
     consume(shared, op, steps);
   }
 }

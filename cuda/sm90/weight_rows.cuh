@@ -12,11 +12,13 @@ struct GradTile : Tile {
     return threadIdx.x / 32 % 2 * 16 + threadIdx.x % 32 / 4 + 8 * number;
   }
   static __device__ __forceinline__ int matrix() { return threadIdx.x / 64 % 2; }
-  static __device__ __forceinline__ int first_column() { return thread() / 128 * 256; }
+  static __device__ __forceinline__ int first_column() { return thread() / warpgroup_threads * 256; }
   static __device__ __forceinline__ int number(bool twice) {
-    return twice ? thread() : thread() / 128 * 64 + threadIdx.x % 64;
+    return twice ? thread() : thread() / warpgroup_threads * 64 + threadIdx.x % 64;
   }
 };
+
+static_assert(GradTile::rows * GradTile::eights * 2 * consumer_threads == block_tokens * unit_columns);
 
 struct Rows {
   int values;  // of a row

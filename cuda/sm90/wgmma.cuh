@@ -9,6 +9,7 @@
 // K-major (rows of 64 k, 128 bytes): `panel` is not used. MN-major (rows of 64 m or n, 128 bytes,
 // one per k): `panel` is the bytes from 64 m or n to the next 64.
 __device__ __forceinline__ uint64 operand(uint32 start, uint32 panel = 0) {
+  static_assert(sizeof(element) == 2, "64 of them are the span of the swizzle");
   constexpr uint64 swizzle_128b = 1ull << 62, from_8_rows_to_the_next = 8 * 128;
   return swizzle_128b | from_8_rows_to_the_next >> 4 << 32 |
          (static_cast<uint64>(panel >> 4) << 16) | ((start & 0x3ffffu) >> 4);

@@ -20,7 +20,7 @@ import torch
 from torch._dynamo.utils import calculate_time_spent
 
 from sparsellm.ffn.activations import RECTIFIED
-from sparsellm.ffn.kernels.compiler import nvrtc
+from sparsellm.ffn.kernels.compiler import debug, nvrtc
 from sparsellm.ffn.kernels.compiler.compile_cache import cache_folder, cached, file_name
 from sparsellm.ffn.kernels.compiler.gpu_architecture import architecture_of, target_of
 from sparsellm.ffn.kernels.launch import Kernel, Layout, kernels_of
@@ -119,11 +119,13 @@ def machine_code(compiler: nvrtc.NVRTC, source: Path, options: tuple[str, ...]) 
     Raises:
         RuntimeError: it does not compile.
     """
-    text = source.read_text(encoding="utf-8")
-    return cached(
+    text, options = source.read_text(encoding="utf-8"), (*options, *debug.compile_options())
+    path = cached(
         file_name(source.stem, text, options, compiler.build),
         lambda: compiler.compile(text, source.name, options),
     )
+    debug.report(compiler, source, options, path)
+    return path
 
 
 @functools.cache
@@ -200,6 +202,12 @@ def load(  # noqa: PLR0917
         shared_bytes = exported("shared_bytes") if is_dynamic else 0
         if shared_bytes > 48 * 1024:
             function.max_dynamic_shared_size_bytes = shared_bytes
+        if "config" in debug.knobs():
+            debug.print_lines(
+                f"{kernel}: {function.max_threads_per_block} threads, {function.num_regs} "
+                f"registers, {function.local_size_bytes} bytes of local memory, of shared memory "
+                f"{function.shared_size_bytes} static and {shared_bytes} dynamic"
+            )
         return Kernel(
             function=function.kernel,
             layout=Layout(kernel, kernels_of(source)[kernel]),

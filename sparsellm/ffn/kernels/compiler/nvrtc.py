@@ -63,6 +63,15 @@ class NVRTC:
         Raises:
             RuntimeError: the source does not compile; with the compiler's log.
         """
+        code, _ = self._run(source, name, options)
+        return code
+
+    def log_of(self, source: str, name: str, options: Sequence[str]) -> str:
+        """What the compiler prints; arguments and errors are those of `compile`."""
+        _, log = self._run(source, name, options)
+        return log
+
+    def _run(self, source: str, name: str, options: Sequence[str]) -> tuple[bytes, str]:
         program = ctypes.c_void_p()
         self._call(
             "nvrtcCreateProgram",
@@ -71,12 +80,14 @@ class NVRTC:
         try:
             encoded = [option.encode() for option in options]
             array = (ctypes.c_char_p * len(encoded))(*encoded)
-            if self._library.nvrtcCompileProgram(program, len(encoded), array) != _SUCCESS:
-                log = self._output(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            result = self._library.nvrtcCompileProgram(program, len(encoded), array)
+            log = self._output(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            if result != _SUCCESS:
                 raise RuntimeError(
                     f"NVRTC {self.version} does not compile {name} with {' '.join(options)}:\n{log}"
                 )
-            return self._output(program, "CUBIN") or self._output(program, "PTX").rstrip(b"\0")
+            code = self._output(program, "CUBIN") or self._output(program, "PTX").rstrip(b"\0")
+            return code, log
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 

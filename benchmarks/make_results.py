@@ -31,7 +31,7 @@ def fill(text: str, lines: Sequence[Line]) -> str:
         KeyError: a table has no such name.
         ValueError: a row has no records.
     """
-    return _BLOCK.sub(lambda match: f"{match[1]}\n{TABLES[match[2]](lines)}\n{match[3]}", text)
+    return _BLOCK.sub(lambda match: f"{match[1]}{TABLES[match[2]](lines)}{match[3]}", text)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -15,9 +15,9 @@
 #include "common/mma.cuh"
 #include "common/tiles.cuh"
 
-constexpr int num_warps = 8, block_threads = 32 * num_warps;
+using namespace decode_tiles;
+constexpr int block_threads = 32 * num_warps;
 constexpr int max_sections = block_threads;  // decode_down gives a thread to each
-constexpr int max_section = 1024;            // neurons of one
 static_assert(max_sections * uint64(max_section) >= max_neurons, "sections hold all neurons");
 static_assert(uint64(max_sections) * max_neurons <= 1u << 24, "first_neuron multiplies in 32 bits");
 static_assert(max_decode_tokens == 8 * 8, "with_octets has up to eight octets");

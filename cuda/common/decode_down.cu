@@ -7,10 +7,8 @@
 #include "common/decode.cuh"
 
 namespace {
-constexpr int block_columns = 16, group = 16;  // neurons
-constexpr int window = 2048;
+using namespace decode_down_tiles;
 constexpr int w_row = block_columns * 2;  // bytes
-constexpr int speculative = 16;  // neurons of a section that are loaded along with their count
 static_assert(group == 16, "the k of an mma");
 static_assert(w_row == 32, "of a row two lanes copy 16 bytes each");
 static_assert(speculative % 8 == 0, "eight neurons are 16 bytes");
@@ -18,7 +16,7 @@ static_assert(block_threads == max_decode_tokens * (block_columns / 4), "a threa
 static_assert((max_sections & (max_sections - 1)) == 0, "list_many halves them");
 
 template <int octets>
-constexpr int slots = octets <= 2 ? 8 : 4;
+constexpr int ring_slots = octets <= 2 ? 8 : 4;
 
 template <int octets>
 struct Slot {
@@ -27,7 +25,7 @@ struct Slot {
 };
 
 template <int octets>
-constexpr int ring_bytes = num_warps * slots<octets> * sizeof(Slot<octets>);
+constexpr int ring_bytes = num_warps * ring_slots<octets> * sizeof(Slot<octets>);
 static_assert(ring_bytes<8> >= ring_bytes<4> && ring_bytes<8> >= ring_bytes<2>);
 
 struct Shared {
@@ -144,7 +142,7 @@ __device__ __forceinline__ void multiply(const Slot<octets>& from, Sums<octets>&
 template <int octets>
 __device__ __forceinline__ void multiply_list(Shared& shared, const Input& in, int num,
                                               Sums<octets>& d) {
-  constexpr int depth = slots<octets>, step = num_warps * group;
+  constexpr int depth = ring_slots<octets>, step = num_warps * group;
   Slot<octets>* ring = reinterpret_cast<Slot<octets>*>(shared.ring) + threadIdx.x / 32 * depth;
   int next = threadIdx.x / 32 * group;
 #pragma unroll 1

@@ -21,7 +21,6 @@ using stored_weight = unsigned char;
 using stored_weight = element;
 #endif
 
-constexpr int tile_rows = 16, slots = 8;
 constexpr int round_pairs = num_warps;  // (tile, octet)s whose sums are added up at a time
 static_assert(tile_rows == 16, "the rows of an mma; two lanes add up each");
 static_assert(round_pairs % (max_decode_tokens / 8) == 0, "a round has whole tiles");

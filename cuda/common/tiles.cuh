@@ -66,6 +66,25 @@ namespace group_tiles {  // common/weight_grad.cuh
 constexpr int group_neurons = 32, piece_rows = 64;
 }  // namespace group_tiles
 
+namespace decode_tiles {  // common/few_tokens.cuh, decode.cuh
+constexpr int num_warps = 8;
+constexpr int tile_rows = 16, slots = 8;  // slots: of a warp's ring of copies
+constexpr int max_section = 1024;         // neurons that a block of decode_gate has at most
+}  // namespace decode_tiles
+
+namespace decode_down_tiles {  // common/decode_down.cu
+constexpr int block_columns = 16, group = 16, window = 2048;  // neurons: a product's, and of the list
+constexpr int speculative = 16;  // neurons of a section that are loaded along with their count
+}  // namespace decode_down_tiles
+
+namespace transpose_tiles {  // common/transpose.cu
+constexpr int threads = 128, tile_rows = 64, row_chunks = 8;  // chunk: 16 bytes
+}  // namespace transpose_tiles
+
+namespace column_tiles {  // common/union_columns.cu
+constexpr int threads = 256, blocks_each = 4, batch = 16;  // batch: members of a strip
+}  // namespace column_tiles
+
 namespace walk_tiles {  // common/walk.cuh
 constexpr int walk_threads = 128, max_rows = 8, dot_chunks = 8, sum_chunks = 2, sum_entries = 8;
 }  // namespace walk_tiles

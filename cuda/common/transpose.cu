@@ -5,10 +5,11 @@
 // A block of threads transposes a tile of 64 rows × 128 bytes of the result's type. A lane reads and
 // writes 16 bytes of memory at a time; a warp transposes 32 rows × 16 bytes of the tile at a time.
 #include "common/mma.cuh"
+#include "common/tiles.cuh"
 
 namespace {
-constexpr int threads = 128, warps = threads / 32;
-constexpr int tile_rows = 64, row_chunks = 8;  // chunk: 16 bytes
+using namespace transpose_tiles;
+constexpr int warps = threads / 32;
 constexpr int turned_rows = 32, turns = tile_rows / turned_rows * row_chunks;
 constexpr int loads = tile_rows * row_chunks / threads;
 static_assert(loads * threads == tile_rows * row_chunks);

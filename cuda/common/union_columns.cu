@@ -9,8 +9,8 @@
 #include "common/strips.cuh"
 
 namespace {
-constexpr int threads = 256, blocks_each = 4, warps = threads / 32, lanes = 8, groups = 32 / lanes;
-constexpr int batch = 16, steps = batch / groups;
+using namespace column_tiles;
+constexpr int warps = threads / 32, lanes = 8, groups = 32 / lanes, steps = batch / groups;
 static_assert(lanes * 8 == block_tokens, "a lane has 16 bytes of a column");
 static_assert(steps == 4, "join_tokens joins the bits of four members");
 static_assert(batch <= 32, "a lane loads an entry");

@@ -229,7 +229,7 @@ class TokenLoader:
     def restart(self, states: list[dict[str, Any]]) -> None:
         """Begins at the beginning, and counts on the tokens that ranks had trained on by then."""
         self.close()
-        counted = states[0].get("tokens", {}) if states else {}  # earlier versions saved none
+        counted = states[0]["tokens"] if states else {}
         self.position = Bookmark(0, {}, dict.fromkeys(self.corpus_names, 0) | counted)
 
     def resize(self, micro_batch_size: int) -> None:

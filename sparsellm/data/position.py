@@ -4,43 +4,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsellm.data.lanes import StreamConfig
-from sparsellm.data.stream import MIN_UNITS_PER_LANE
 from sparsellm.data.text.identity import fingerprint
 
 FORMAT = 2
 
 
 class DataStateMismatch(ValueError):
-    """A saved position belongs to other data, or is of an earlier version."""
+    """A saved position belongs to other data, or is of another format."""
 
 
 def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int | None, ...]:
     """The groups of lanes that a saved position was made with; None for a corpus that is new."""
-    groups = state.get("groups")
-    if groups is None:
-        # In earlier versions a lane had whole shards of its own, or all lanes shared all shards.
-        lanes = state["num_lanes"]
-        groups = {
-            corpus.name: lanes if len(corpus.train) >= MIN_UNITS_PER_LANE * lanes else 1
-            for corpus in config.corpora
-            if corpus.name in state["corpora"]
-        }
-    return tuple(groups.get(corpus.name) for corpus in config.corpora)
+    return tuple(state["groups"].get(corpus.name) for corpus in config.corpora)
 
 
 def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combines the states of all ranks, saved at the same step, into one.
 
     Raises:
-        DataStateMismatch: they were saved by a version before `FORMAT`.
+        DataStateMismatch: they are not of the format `FORMAT`.
         ValueError: they are not of one step, or a rank is missing.
     """
     if not states:
         raise ValueError("no data position was saved; resume from another checkpoint")
     if any(state.get("format") != FORMAT for state in states):
         raise DataStateMismatch(
-            "the data position was saved by an earlier version of sparsellm, which bound it to the "
-            "number of ranks and workers"
+            "the data position was saved by another version of sparsellm, in a format that this "
+            "one does not know"
         )
     numbers = {state["number"] for state in states}
     if len(numbers) > 1:
@@ -70,7 +60,7 @@ def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
             text of one has changed.
     """
     for key in ("seed", "tokenizer", "eot_id"):
-        before, now = saved.get(key, present[key]), present[key]  # earlier versions had no eot_id
+        before, now = saved[key], present[key]
         if before != now:
             what = "end-of-document id" if key == "eot_id" else key
             raise DataStateMismatch(
@@ -92,10 +82,9 @@ def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
         f"corpus {name} is new and begins at its beginning" for name in own if name not in corpora
     ]
     notes += [f"corpus {name} is no longer read" for name in corpora if name not in own]
-    witnesses = saved.get("witnesses", {})  # earlier versions had none
     for name, witness in present["witnesses"].items():
-        notes += _compare_witnesses(name, witnesses.get(name), witness)
-    before = saved.get("held_out", {})  # earlier versions had none, or that of no shards
+        notes += _compare_witnesses(name, saved["witnesses"].get(name), witness)
+    before = saved["held_out"]  # without those of new corpora; of no shards: there were no losses
     notes += [
         f"the held-out text of corpus {name} has changed: losses before and after are of other text"
         for name, held_out in present["held_out"].items()

@@ -5,11 +5,9 @@ no torch.
 """
 
 from sparsellm.recipe.schema import (
-    REMOVED_KEYS,
     Recipe,
     bundled_recipes,
     load_recipe,
-    without_removed,
 )
 
-__all__ = ["REMOVED_KEYS", "Recipe", "bundled_recipes", "load_recipe", "without_removed"]
+__all__ = ["Recipe", "bundled_recipes", "load_recipe"]

@@ -22,15 +22,9 @@ from sparsellm.recipe.families import ARCHITECTURES, Architecture
 from sparsellm.recipe.strict import StrictModel, load_yaml, parse_yaml, section_of, validate
 from sparsellm.recipe.vocabulary import vocab_size
 
-# Keys of earlier versions, each with the value at which it changed nothing. Recipes that were saved
-# with that value are read; any other value is refused, and so is the key in ``--set``.
-REMOVED_KEYS: dict[str, object] = {"runtime.norm": "torch", "sparsity.union_coefficient": 0.0}
-
 
 class Recipe(StrictModel):
     """A complete training run."""
-
-    removed_keys = REMOVED_KEYS
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run")
     description: str = Field("", description="What the recipe trains, in one sentence for people")
@@ -239,7 +233,7 @@ def load_recipe(
         ValueError: unknown or mistyped key, or values that contradict one another.
     """
     path = recipe_path(name_or_path)
-    content = without_removed(_with_base(path))
+    content = _with_base(path)
     for section, values in instead.items():
         before = content.get(section, {})
         if isinstance(before, dict):  # else `validate` refuses it
@@ -249,17 +243,6 @@ def load_recipe(
     source = str(path) + (f" with --set {' '.join(overrides)}" if overrides else "")
     overridden = {override.partition("=")[0].strip() for override in overrides or []}
     return validate(Recipe, content, source, path, overridden)
-
-
-def without_removed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a recipe, without keys of `REMOVED_KEYS` that change nothing in it."""
-    kept = dict(content)
-    for key, unchanging in REMOVED_KEYS.items():
-        section, leaf = key.split(".")
-        values = kept.get(section)
-        if isinstance(values, dict) and values.get(leaf) == unchanging:
-            kept[section] = {name: value for name, value in values.items() if name != leaf}
-    return kept
 
 
 def _with_base(path: Path, derived: tuple[Path, ...] = ()) -> dict[str, Any]:

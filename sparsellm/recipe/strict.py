@@ -3,10 +3,10 @@
 import difflib
 import json
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import (
@@ -23,8 +23,6 @@ class StrictModel(BaseModel):
     """Base of every configuration section: unknown keys are errors, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    # Dotted keys of earlier versions, each with the value that now always holds.
-    removed_keys: ClassVar[Mapping[str, object]] = {}
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -247,13 +245,7 @@ def _first_word(message: str) -> str:
 
 def _explain(model: type[BaseModel], key: str, item: Any) -> str:
     if item["type"] == "extra_forbidden":
-        removed = getattr(model, "removed_keys", {})
-        if key not in removed:
-            return f"unknown key '{key}'{nearest(model, key)}"
-        return (
-            f"key '{key}' was removed, and its value is always {removed[key]} now: delete the key. "
-            "A model that was trained with another value needs the version that trained it"
-        )
+        return f"unknown key '{key}'{nearest(model, key)}"
     if item["type"] == "missing":
         return f"key '{key}' is missing"
     message = _WORDS.get(item["type"], item["msg"]).removeprefix(_OURS)

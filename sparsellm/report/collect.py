@@ -5,7 +5,6 @@ Only a run with a checkpoint needs torch.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,35 +94,21 @@ class RunData:
     @property
     def resumed_at(self) -> list[int]:
         """The first recorded step of each process after the first."""
-        if self.sessions:
-            later = [session["step"] for session in self.sessions[1:]]
-            firsts = [next((r["step"] for r in self.train if r["step"] > s), None) for s in later]
-            return list(dict.fromkeys(step for step in firsts if step is not None))
-        return [late["step"] for _, late in self._restarts()]
+        later = [session["step"] for session in self.sessions[1:]]
+        firsts = [next((r["step"] for r in self.train if r["step"] > s), None) for s in later]
+        return list(dict.fromkeys(step for step in firsts if step is not None))
 
     @property
     def seconds(self) -> float:
         """Wall time of all processes, each up to its end or its last record."""
-        if self.sessions:
-            return sum(self._session_seconds(session) for session in self.sessions)
-        ends = [_seconds(early) for early, _ in self._restarts()]
-        return sum(ends) + _seconds(self.train[-1])
+        return sum(self._session_seconds(session) for session in self.sessions)
 
     def _session_seconds(self, session: dict[str, Any]) -> float:
         if session["id"] in self.session_ends:
             return self.session_ends[session["id"]]["seconds"]
         # The process is still training, or was killed and none came after it.
         own = self.train[-1] if self.train[-1]["step"] > session["step"] else None
-        return session["startup_seconds"] + (_seconds(own) if own else 0.0)
-
-    def _restarts(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        pairs = itertools.pairwise(self.train)
-        return [(early, late) for early, late in pairs if _seconds(late) < _seconds(early)]
-
-
-def _seconds(record: dict[str, Any]) -> float:
-    """The record's time since its process began; 0 if an early version did not record it."""
-    return record.get("seconds") or 0.0
+        return session["startup_seconds"] + (own["seconds"] if own else 0.0)
 
 
 def read_runs(run_paths: list[Path]) -> list[RunData]:

@@ -180,6 +180,16 @@ def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
         return _load(path, rank, world_size)
 
 
+def check_texts(path: Path) -> None:
+    """Verifies what is read of a checkpoint before torch is loaded: its recipe and its counts.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load`.
+    """
+    with _offering_older(path):
+        verify(path, [TRAINER_FILE, RECIPE_FILE])
+
+
 def identity(path: Path) -> str:
     """A name that is the same on all ranks that see the same checkpoint.
 

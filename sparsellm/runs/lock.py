@@ -69,11 +69,11 @@ class HostProcess(BaseModel):
 class Presence(HostProcess):
     """The process of rank 0; the file holds it as JSON."""
 
-    id: str = ""  # of this training
+    id: str  # of this training
     # The run's folder by its path and its number on the disk: in a copy of it both differ, in one
-    # that was renamed or is mounted elsewhere, only one of them. Early versions did not write them.
-    folder: str = ""
-    inode: int = 0
+    # that was renamed or is mounted elsewhere, only one of them.
+    folder: str
+    inode: int
 
     @classmethod
     def within(cls, run_path: Path, training: str) -> Presence:
@@ -82,8 +82,7 @@ class Presence(HostProcess):
 
     def is_of(self, run_path: Path) -> bool:
         """Whether it is about this folder, and not about one that was copied to here."""
-        same_place = self.folder in ("", str(run_path.resolve()))
-        return same_place or self.inode == run_path.stat().st_ino
+        return self.folder == str(run_path.resolve()) or self.inode == run_path.stat().st_ino
 
     @property
     def text(self) -> str:

@@ -125,7 +125,7 @@ def test_a_run_of_text_goes_on_with_its_tokens_and_its_held_out_text(texts, tmp_
     for before, after in ((text, tokens), (tokens, text)):
         state = _stream(before)[1]
         assert _notes(after, state) == []
-        # An earlier version had nothing of shards of which a part is trained on.
+        # Where nothing was held out there were no losses to compare.
         state["held_out"] = {"local": fingerprint(())}
         assert _notes(after, state) == []
     other = load_corpora(DataConfig(corpus="local", files=files, validation_files=texts[1]))

@@ -11,7 +11,7 @@ import yaml
 import results
 from sparsellm.model import build_model
 from sparsellm.paths import bundled
-from sparsellm.recipe import REMOVED_KEYS, Recipe, bundled_recipes, load_recipe
+from sparsellm.recipe import Recipe, bundled_recipes, load_recipe
 from sparsellm.recipe.estimate import (
     active_parameters,
     count_parameters,
@@ -215,21 +215,6 @@ def test_unknown_key_names_file_key_and_nearest(tmp_path):
 def test_wrong_override_is_refused(override, message):
     with pytest.raises(ValueError, match=message):
         load_recipe("debug", [override])
-
-
-@pytest.mark.parametrize(("key", "unchanging"), REMOVED_KEYS.items())
-def test_a_removed_key_is_read_only_where_it_changed_nothing(key, unchanging, tmp_path):
-    section, leaf = key.split(".")
-    path = tmp_path / "saved.yaml"
-    path.write_text(f"base: debug\n{section}:\n  {leaf}: {unchanging}\n", encoding="utf-8")
-    assert load_recipe(str(path)) == load_recipe("debug")
-    with pytest.raises(
-        ValueError, match=rf"^\S+ with --set \S+: key '{key}' was removed, .*delete"
-    ):
-        load_recipe("debug", [f"{key}={unchanging}"])
-    path.write_text(f"base: debug\n{section}:\n  {leaf}: 0.5\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"saved.yaml, line 3: key '{key}' was removed, .*delete"):
-        load_recipe(str(path))
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,11 @@ def test_labels_are_folders_and_grow_where_they_clash(tiny, tmp_path):
 
 def test_a_resumed_run_adds_up_its_processes(tiny):
     recipe = tiny()
-    seconds = [(1, 5.0), (2, 9.0), (3, 4.0), (4, 7.0)]
-    [run] = read_runs([write_run(recipe, [record(recipe, s, seconds=t) for s, t in seconds])])
+    first = {"kind": "session", "step": 0, "id": "a", "startup_seconds": 2.0}
+    killed = {"kind": "session_end", "step": 2, "session": "a", "seconds": 9.0, "how": "killed"}
+    second = {"kind": "session", "step": 2, "id": "b", "startup_seconds": 1.0}
+    one, two, three, four = (record(recipe, s, seconds=1.5 * s) for s in (1, 2, 3, 4))
+    [run] = read_runs([write_run(recipe, [first, one, two, killed, second, three, four])])
     assert (run.resumed_at, run.seconds) == ([3], 16.0)
     table = summary_table([run])
     assert "step 3" in table

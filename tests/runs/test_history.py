@@ -170,6 +170,22 @@ def test_a_run_whose_newest_checkpoint_was_moved_away_goes_on_from_the_one_befor
     assert [record["loss"] for record in read_metrics(run_path, "train")] == losses
 
 
+@pytest.mark.parametrize("name", ["recipe.yaml", "trainer.json", "manifest.json"])
+def test_damage_is_told_before_torch_is_loaded_with_the_checkpoint_before(
+    train, tiny_overrides, name
+):
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    for step in (2, 4):
+        saver.save(run_path / "checkpoints", _snapshot(step), keep=2)
+    path = run_path / "checkpoints" / "step_00000004" / name
+    path.write_bytes(path.read_bytes().replace(b"4", b"5", 1))
+    refused = train()
+    assert refused.returncode == 1
+    assert "loading PyTorch" not in refused.stdout
+    older = path.parent.with_name("step_00000002")
+    assert f"{older} is whole and the newest before it. Move step_00000004" in refused.stderr
+
+
 def test_a_finished_run_with_wsd_goes_on_at_the_same_learning_rate(train, tiny_overrides):
     wsd = {"optimizer__schedule": "wsd", "optimizer__decay_steps": 2}
     few = {"checkpoint__every_steps": 5, "checkpoint__keep": 1}

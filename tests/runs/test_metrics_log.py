@@ -182,20 +182,6 @@ def test_a_line_without_a_field_is_read_and_shown(tiny, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("sparse", "executed"), [(False, 0.6), (True, None)])
-def test_utilisation_of_an_early_version_is_read_as_the_dense_models(tiny, sparse, executed):
-    recipe = tiny()
-    line = json.loads(json.dumps(_record(recipe, 2).line()))
-    del line["mfu_dense"]
-    line |= {"mfu": 0.5, "mfu_executed": 0.6}
-    line["kernels"]["sparse"][0] = sparse  # whose share of the neurons it did not know
-    recipe.run_path.mkdir(parents=True)
-    (recipe.run_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    [read] = read_metrics(recipe.run_path)
-    assert (read["mfu"], read["mfu_dense"]) == (executed, 0.5)
-    assert "mfu_executed" not in read
-
-
 def test_what_another_version_wrote_is_passed_over_and_kept(tiny):
     recipe = tiny()
     _write(recipe, [1, 2])

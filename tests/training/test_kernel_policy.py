@@ -184,7 +184,6 @@ def test_costs_of_another_format_are_not_resumed():
     restore_kernels(other, state, CPU)
     assert [ffn.path for ffn in other] == ["dense", "dense"]
     assert other[0].costs == COSTS
-    del state["format"]  # from before there were two
     restore_kernels(ffns, state, CPU)
     assert [ffn.path for ffn in ffns] == ["sparse", "sparse"]
 

@@ -3,8 +3,9 @@
 ``kind`` is ``train``, ``validation``, ``evaluation``, ``failure``, ``session`` or ``session_end``,
 ``step`` counts finished optimizer steps, ``tokens`` the training tokens seen.
 
-Records stay readable for ever: a field that is added later has a default, for the lines that were
-written before. Kinds and fields that this version does not know are passed over.
+Records of version 0.1.0 and later stay readable: a field that is added later has a default, for
+the lines that were written before. Kinds and fields that this version does not know are passed
+over.
 """
 
 import math
@@ -111,7 +112,7 @@ class TrainRecord(_Written):
     values: dict[str, float | None] = field(default_factory=dict)
     l1_by_layer: list[float] = field(default_factory=list)  # λ
     sparsity: StepStats = field(default_factory=StepStats)
-    kernels: KernelStats | None = None  # None in the lines of early versions
+    kernels: KernelStats | None = None
     corpus_tokens: dict[str, int] = field(default_factory=dict)  # of a mixture: trained so far
     # By corpus, if its text repeats: how often the step's text had been read before, its mean.
     epochs: dict[str, float] = field(default_factory=dict)
@@ -256,8 +257,4 @@ def _record(text: str, source: str) -> Record | Session | None:
     for key, value in line.items():  # all that are not fields
         if key not in vars(record) and (value is None or isinstance(value, int | float)):
             values[key] = value
-    if "mfu" in values and "mfu_dense" not in values:
-        # An early version: its `mfu` and `mfu_executed` counted every neuron.
-        values["mfu_dense"], executed = values["mfu"], values.pop("mfu_executed", None)
-        values["mfu"] = None if record.kernels is None or any(record.kernels.sparse) else executed
     return replace(record, values=values)

@@ -300,9 +300,7 @@ class SkippedSteps:
         return {"skipped": self.total, "skipped_in_a_row": self.in_a_row, "averages": averages}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict`; earlier versions saved less."""
-        self.total = state.get("skipped", 0)
-        self.in_a_row = state.get("skipped_in_a_row", 0)
-        if averages := state.get("averages"):
-            self._steps = averages["steps"]
-            self._sums = {name: averages["sums"][name] for name in self._sums}
+        """Goes on from `state_dict`."""
+        self.total, self.in_a_row = state["skipped"], state["skipped_in_a_row"]
+        self._steps, sums = state["averages"]["steps"], state["averages"]["sums"]
+        self._sums = {name: sums[name] for name in self._sums}

@@ -131,7 +131,7 @@ def restore_kernels(
     """Restores `kernels_state`, if ``ffn.kernels`` is ``auto`` and the GPU model is the same."""
     if not state or not state["costs"] or state["device"] != device_name(device):
         return
-    if state.get("format", "union") != ffns[0].format:  # the costs are of another format
+    if state["format"] != ffns[0].format:  # the costs are of another format
         return
     for ffn, path in zip(ffns, state["paths"], strict=True):
         if ffn.kernels == "auto" and ffn.costs is not None:

@@ -4,13 +4,10 @@ Imports no torch, so that a refusal comes before it is loaded.
 """
 
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from sparsellm.recipe import Recipe, without_removed
+from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.estimate import model_shape
-from sparsellm.recipe.strict import flatten, load_yaml
+from sparsellm.recipe.strict import flatten
 from sparsellm.runs.files import RECIPE_FILE
 
 CHANGED = "changed since the checkpoint: "
@@ -20,9 +17,13 @@ CHANGED_MODEL = tuple(f"{CHANGED}{key}" for key in _MODEL_KEYS)
 CHANGED_DATA = f"{CHANGED}data."
 
 
-def saved_recipe(path: Path) -> dict[str, Any]:
-    """The recipe that lies in a checkpoint, without keys that changed nothing."""
-    return without_removed(load_yaml(path / RECIPE_FILE))
+def saved_recipe(path: Path) -> Recipe:
+    """The recipe that lies in a checkpoint.
+
+    Raises:
+        FileNotFoundError, ValueError: it is missing or damaged.
+    """
+    return load_recipe(str(path / RECIPE_FILE))
 
 
 def check_resumable(path: Path, recipe: Recipe) -> None:
@@ -33,7 +34,7 @@ def check_resumable(path: Path, recipe: Recipe) -> None:
             checkpoint is of another model or optimizer.
     """
     saved = saved_recipe(path)
-    before, now = saved.get("optimizer", {}).get("name", "adamw"), recipe.optimizer.name
+    before, now = saved.optimizer.name, recipe.optimizer.name
     if before != now:
         raise ValueError(
             f"{path} has the state of optimizer.name {before}, not {now}: resume with "
@@ -50,31 +51,19 @@ def check_resumable(path: Path, recipe: Recipe) -> None:
         )
 
 
-def _same_shapes(saved: dict[str, Any], recipe: Recipe) -> bool:
+def _same_shapes(saved: Recipe, recipe: Recipe) -> bool:
     """As far as it is known without the tensors."""
-    try:
-        before = Recipe.model_validate(saved)
-    except ValidationError:  # of a version with other keys
-        return True
-    if model_shape(before) != model_shape(recipe):
+    if model_shape(saved) != model_shape(recipe):
         return False
     try:
-        return before.padded_vocab_size == recipe.padded_vocab_size
+        return saved.padded_vocab_size == recipe.padded_vocab_size
     except (FileNotFoundError, ValueError):  # a tokenizer that is out of reach
         return True
 
 
-def _check_gate_optimizer(path: Path, saved: dict[str, Any], recipe: Recipe) -> None:
-    """Refuses a resume that would give the gates' state to another optimizer.
-
-    Before `optimizer.gate_optimizer` existed, Muon updated the gates of every model without L1.
-    """
-    optimizer = saved.get("optimizer", {})
-    l1 = saved.get("sparsity", {}).get("l1_coefficient", 0)
-    gated = saved.get("ffn", {}).get("gated", True)
-    default = "adamw" if l1 or (gated and "gate_optimizer" in optimizer) else "muon"
-    before = optimizer.get("gate_optimizer") or default
-    now = "adamw" if recipe.gates_by_adamw else "muon"
+def _check_gate_optimizer(path: Path, saved: Recipe, recipe: Recipe) -> None:
+    """Refuses a resume that would give the gates' state to another optimizer."""
+    before, now = ("adamw" if r.gates_by_adamw else "muon" for r in (saved, recipe))
     if before != now:
         raise ValueError(
             f"{path} has the state of gates that {before} updated, not {now}: resume with "
@@ -83,9 +72,9 @@ def _check_gate_optimizer(path: Path, saved: dict[str, Any], recipe: Recipe) -> 
         )
 
 
-def recipe_changes(saved: dict[str, Any], recipe: Recipe) -> list[str]:
+def recipe_changes(saved: Recipe, recipe: Recipe) -> list[str]:
     """A sentence for each key whose value differs, beginning with `CHANGED`."""
-    before, now = flatten(saved), flatten(recipe.model_dump(mode="json"))
+    before, now = (flatten(r.model_dump(mode="json")) for r in (saved, recipe))
     return [
         f"{CHANGED}{key} {before.get(key)} → {now.get(key)}"
         for key in sorted(before.keys() | now.keys())

@@ -2,16 +2,13 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from sparsellm import __version__
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.processes.distributed import together
-from sparsellm.recipe import Recipe
 from sparsellm.recipe.vocabulary import HF_PREFIX, tokenizer_folder
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.history import parent_of
@@ -108,7 +105,7 @@ def initialise_run(run: Run, path: Path) -> list[str]:
         path=str(weights.path.resolve()),
         id=weights_id(weights.path),
     )
-    changes = recipe_changes(weights.recipe.model_dump(mode="json"), run.recipe)
+    changes = recipe_changes(weights.recipe, run.recipe)
     return [
         f"weights of {weights.path}; the optimizer and the data begin at step 0",
         *(note for note in changes if note.startswith(CHANGED_MODEL)),
@@ -129,7 +126,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
     check_resumable(path, run.recipe)
     before = saved_recipe(path)
     changes = recipe_changes(before, run.recipe)
-    notes = changes + _rate_notes(before, run.recipe, saved.step)
+    notes = changes + rate_changes(before, run.recipe, saved.step)
     try:
         with together(accelerator.device):
             state.restore(run.model, run.optimizer, path)
@@ -143,8 +140,8 @@ def restore_run(run: Run, path: Path) -> list[str]:
     if path.resolve().parent == run.checkpoints.resolve():
         run.parent = parent_of(path)
     else:
-        name, place = before.get("name", ""), str(path.resolve())
-        run.parent = Parent(name, run.step, run.tokens, place, saved.manifest.id)
+        place = str(path.resolve())
+        run.parent = Parent(before.name, run.step, run.tokens, place, saved.manifest.id)
     run.saver.ancestors = saved.manifest.branch
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
     run.micro_batch.saved = saved.trainer.get("micro_batch")
@@ -170,14 +167,6 @@ def restore_run(run: Run, path: Path) -> list[str]:
     if saved.rng:  # else there were fewer ranks: this one keeps its own
         _set_rng_state(saved.rng)
     return notes
-
-
-def _rate_notes(before: dict[str, Any], present: Recipe, step: int) -> list[str]:
-    try:
-        recipe = Recipe.model_validate(before)
-    except ValidationError:  # of a version with other keys, which are named as changed
-        return []
-    return rate_changes(recipe, present, step)
 
 
 def _rng_state() -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from sparsellm.data.first_look import check_text
 from sparsellm.evaluate.in_training import check_evaluation
 from sparsellm.recipe import Recipe
-from sparsellm.runs.checkpoint import read_trainer
+from sparsellm.runs.checkpoint import check_texts, read_trainer
 from sparsellm.runs.history import start_of
 from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.lock import refuse_if_trained
@@ -29,6 +29,7 @@ def check_run(
     start = None if fresh else start_of(recipe.run_path, resume)
     notes = []
     if start is not None:
+        check_texts(start)
         check_resumable(start, recipe)
         if init_from is not None and not recipe.train.distillation:
             notes = _unused_weights(start, init_from)

@@ -302,3 +302,13 @@ def test_the_version_is_an_option_and_a_command(cli_here, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"sparsellm {__version__}\n"
+
+
+def test_retries_of_the_hub_are_not_printed(capfd):
+    """An error that has the cause and the remedy follows them."""
+    from huggingface_hub.utils import http_backoff
+
+    main(["version"])
+    with pytest.raises(Exception, match="refused"):
+        http_backoff("HEAD", "http://127.0.0.1:9", max_retries=1, base_wait_time=0)
+    assert "Retrying" not in capfd.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import select
 import signal
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may have no λ or →
             stream.reconfigure(errors="backslashreplace")
+    # Without a network it would print two lines for each of some twenty retries; an error follows.
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     with _ends_with_its_reader():
         return _parse_and_run(arguments)
 

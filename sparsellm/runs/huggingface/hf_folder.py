@@ -6,6 +6,8 @@ imports torch.
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +174,13 @@ def results_place(given: Path, found: Path) -> Path:
     return found if name is None else Path(name.replace("/", "--"))
 
 
+@cache
+def _say_asking(name: str) -> None:
+    """Once: without a network the answer takes half a minute."""
+    note = f"{name}: no folder here has this name; asking the Hugging Face hub"
+    print(note, file=sys.stderr, flush=True)
+
+
 def local_copy(path: Path) -> Path:
     """The path itself, or the folder of the cache that holds this model of the hub.
 
@@ -185,6 +194,7 @@ def local_copy(path: Path) -> Path:
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     repo, _, revision = name.partition("@")
+    _say_asking(name)
     try:
         folder = snapshot_download(repo, revision=revision or None, allow_patterns=_FILES)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:

@@ -173,6 +173,15 @@ def test_answers_without_torch(command):
     assert _seconds_of_children() - began < 2
 
 
+@pytest.mark.parametrize("policy", [None, "active"])
+def test_torchs_idle_threads_sleep_unless_the_user_says_otherwise(policy, monkeypatch, cli_here):
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy or "")
+    if policy is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert cli_here("recipe", "list").returncode == 0
+    assert os.environ["OMP_WAIT_POLICY"] == (policy or "passive")
+
+
 def _seconds_of_children() -> float:
     """Of processors: those of the clock depend on what else is running."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -56,6 +56,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --upgrade pip  # older ones are silent while they install
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable .
+	@# The bytecode of what is used, also where PYTHONDONTWRITEBYTECODE would have every command compile it again.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import sparsellm.training.loop'
 	touch $@
 
 $(DEV): $(READY)

@@ -113,7 +113,9 @@ def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
 def build_model(recipe: Recipe, eos_token_id: int) -> HFModel:
     """A freshly initialised fp32 model on the current default device.
 
-    Weights depend on ``recipe.seed`` and the shapes alone; the caller's RNG state is untouched.
+    Weights depend on ``recipe.seed``, the shapes and the kind of device alone: on a GPU they are
+    drawn there, since a CPU takes some 10 s for each billion. The caller's RNG state of the CPU is
+    untouched.
 
     Raises:
         ValueError: the device does not have the memory for it.

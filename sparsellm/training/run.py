@@ -253,11 +253,9 @@ def _build_objective(
     recipe: Recipe, eot_id: int, accelerator: Accelerator, *, random_weights: bool
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """The model with its losses on this rank's device, wrapped by DDP or FSDP2; its optimizer."""
-    if random_weights:
-        model = build_model(recipe, eot_id).to(accelerator.device)
-    else:
-        with accelerator.device:
-            model = build_zero_model(recipe, eot_id)
+    build = build_model if random_weights else build_zero_model
+    with accelerator.device:
+        model = build(recipe, eot_id)
     model.train()
     prepare_blocks(model, recipe.runtime)
     objective = Objective(model, recipe.runtime)

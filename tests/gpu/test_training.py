@@ -230,6 +230,24 @@ def test_two_gpus_that_divide_muons_matrices_compute_what_one_does():
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+def test_weights_are_drawn_on_the_gpu_by_the_seed_alone():
+    def drawn(seed):
+        torch.randn(seed + 5, device="cuda")  # whatever has been drawn before
+        state = torch.get_rng_state()
+        with torch.device("cuda"):
+            model = build_model(load_recipe("debug", [*TINY, f"seed={seed}"]), eos_token_id=256)
+        assert torch.equal(torch.get_rng_state(), state)
+        return dict(model.named_parameters())
+
+    first, again, other = drawn(1), drawn(1), drawn(2)
+    for name, weight in first.items():
+        assert weight.device.type == "cuda"
+        assert torch.equal(weight, again[name])
+        if weight.dim() == 2:
+            assert float(weight.std()) == pytest.approx(0.02, rel=0.1)
+            assert not torch.equal(weight, other[name])
+
+
 @pytest.mark.parametrize("shape", [(2048, 2048), (5632, 2048), (2048, 5632)])
 def test_muon_multiplies_a_batch_as_exactly_as_torch_does_each_matrix(shape):
     torch.manual_seed(0)

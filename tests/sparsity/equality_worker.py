@@ -1,0 +1,196 @@
+"""One rank of test_equality.py: the same steps by our loop and by a loop of one's own.
+
+``accelerate launch … equality_worker.py OUT COMMON… -- SPLIT… [-- SPLIT…]``: all words are recipe
+overrides. The main rank writes what differs, for each split.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
+from torch.nn.parallel import DistributedDataParallel
+
+from sparsellm import SparsityController
+from sparsellm.data.tokenizer import load_tokenizer
+from sparsellm.model import build_model
+from sparsellm.processes.signals import StopRequest
+from sparsellm.recipe import load_recipe
+from sparsellm.training.run import build_run
+from sparsellm.training.schedule import learning_rate
+from sparsellm.training.step import train_step
+
+STEPS = 3
+
+
+class PlainSGD(torch.optim.SGD):
+    """Takes no notice of refused steps: of torch's optimizers only fused ones know them."""
+
+    found_inf = property(lambda self: None, lambda self, refused: None)
+
+
+def micro_batches(recipe, rank, num_ranks):
+    """This rank's, of all steps: int64 (micro-batch, context_length + 1)."""
+    sequences = recipe.train.global_batch_tokens // recipe.model.context_length
+    generator = torch.Generator().manual_seed(11)
+    for _ in range(STEPS):
+        whole = torch.randint(
+            257, (sequences, recipe.model.context_length + 1), generator=generator
+        )
+        yield from whole.chunk(num_ranks)[rank].split(recipe.train.micro_batch_size)
+
+
+class Loader:
+    """A run's loader, with other micro-batches."""
+
+    def __init__(self, loader, batches):
+        self._loader, self._batches = loader, batches
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def __next__(self):
+        return next(self._batches)
+
+
+def kept_gradients(optimizer, model):
+    """Those of each step, as the optimizer is about to use them."""
+    kept = []
+    optimizer.register_step_pre_hook(
+        lambda *_: kept.append({n: p.grad.clone() for n, p in model.named_parameters()})
+    )
+    return kept
+
+
+def by_our_loop(recipe, rank, num_ranks):
+    """Gradients and numbers of each step."""
+    run = build_run(recipe)
+    run.loader.close()
+    run.loader = Loader(run.loader, micro_batches(recipe, rank, num_ranks))
+    run.optimizer = PlainSGD(run.objective.parameters())
+    gradients, numbers = kept_gradients(run.optimizer, run.model), []
+    for _ in range(STEPS):
+        totals = train_step(run, StopRequest())
+        reading = totals.reading
+        numbers.append(
+            {
+                "lambda": totals.l1_by_layer,
+                "l1": reading.l1,
+                "nnz": reading.nnz_L,
+                "p50": reading.sparsity.nnz_p50,
+                "p99": reading.sparsity.nnz_p99,
+                "max": reading.sparsity.nnz_max,
+                "dead": reading.sparsity.dead_fraction,
+                "union": reading.kernels.union_mean,
+                "sparse": reading.kernels.sparse,
+                "error": run.target.error,
+            }
+        )
+    silent = run.stats.silent_tokens_LN
+    run.saver.close()
+    del run.objective  # before the process group, see `close_run`
+    run.accelerator.free_memory()
+    return gradients, numbers, silent
+
+
+def by_a_loop_of_ones_own(recipe, rank, num_ranks):
+    """The same with the public interface, on the same weights."""
+    model = build_model(recipe, load_tokenizer(recipe.data.tokenizer).eot_id)
+    for layer in model.model.layers:
+        layer.mlp.use_kernels(recipe.ffn.kernels)
+    bf16 = recipe.runtime.precision == "bf16"
+    if bf16:  # as our loop does: the residual stream is bf16
+        model.model.embed_tokens.register_forward_hook(lambda module, ids, x: x.bfloat16())
+    optimizer, sparsity = torch.optim.SGD(model.parameters()), recipe.sparsity
+    controller = SparsityController(
+        model,
+        optimizer,
+        target_nnz=sparsity.target_nnz,
+        target_per_layer=sparsity.target_per_layer,
+        l1_coefficient=sparsity.l1_coefficient,
+        l1_zero_steps=sparsity.l1_zero_steps,
+        warmup_steps=recipe.optimizer.warmup_steps,
+        dead_window_tokens=sparsity.dead_window_tokens,
+    )
+    gradients, numbers = kept_gradients(optimizer, model), []
+    parallel = DistributedDataParallel(model) if num_ranks > 1 else model
+    rounds = recipe.accumulation_steps(num_ranks)
+    batches = micro_batches(recipe, rank, num_ranks)
+    for step in range(STEPS):
+        for index in range(rounds):
+            if num_ranks > 1:
+                parallel.require_backward_grad_sync = index == rounds - 1
+            tokens_BT1 = next(batches)
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                logits = parallel(tokens_BT1[:, :-1]).logits
+            loss = F.cross_entropy(logits.float().flatten(0, 1), tokens_BT1[:, 1:].flatten())
+            ((loss + controller.l1_loss()) / rounds).backward()
+        optimizer.param_groups[0]["lr"] = learning_rate(recipe.optimizer, step, recipe.train.steps)
+        optimizer.step()
+        controller.step()
+        optimizer.zero_grad()
+        found = controller.statistics()
+        numbers.append(
+            {
+                "lambda": found.l1_coefficient,
+                "l1": found.l1,
+                "nnz": found.nnz_mean,
+                "p50": found.nnz_p50,
+                "p99": found.nnz_p99,
+                "max": found.nnz_max,
+                "dead": found.dead_fraction,
+                "union": found.union_mean,
+                "sparse": found.sparse,
+                "error": found.target_error,
+            }
+        )
+    return gradients, numbers, controller.state_dict()["neurons"]["silent_tokens_LN"]
+
+
+def largest_error(ours, others):
+    """Of all gradients of all steps, relative to the norm of our loop's."""
+    return max(
+        float((a[name] - b[name]).norm() / a[name].norm())
+        for a, b in zip(ours, others, strict=True)
+        for name in a
+    )
+
+
+def main(out: str, *words: str) -> None:
+    """All splits; the first words are common to them."""
+    common, *splits = [
+        list(words) for marker, words in itertools.groupby(words, "--".__eq__) if not marker
+    ]
+    results = []
+    for split in splits:
+        AcceleratorState._reset_state()  # splits differ in precision
+        recipe = load_recipe("debug", [*common, *split])
+        state = PartialState(cpu=True)
+        place = (state.process_index, state.num_processes)
+        ours, others = by_our_loop(recipe, *place), by_a_loop_of_ones_own(recipe, *place)
+        results.append(
+            {
+                "gradient_error": largest_error(ours[0], others[0]),
+                "ours": ours[1],
+                "others": others[1],
+                "silent_equal": torch.equal(ours[2], others[2]),
+                "num_ranks": state.num_processes,
+                "rounds": recipe.accumulation_steps(state.num_processes),
+            }
+        )
+    if PartialState().is_main_process:
+        Path(out).write_text(json.dumps(results))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])

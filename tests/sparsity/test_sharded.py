@@ -1,0 +1,22 @@
+"""The controller under FSDP2: two ranks on a CPU, with accumulation and recomputation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from warm import ranks
+
+WORKER = Path(__file__).with_name("sharded_worker.py")
+
+
+@pytest.mark.slow
+def test_sharded_gradients_and_counts_are_those_of_the_whole_batch(tmp_path):
+    out = tmp_path / "found.json"
+    result = ranks(2, str(WORKER), str(out))
+    assert result.returncode == 0, result.stderr[-3000:]
+    for found in json.loads(out.read_text()):
+        assert found["error"] < 1e-5
+        assert found["nnz"] == pytest.approx(found["expected_nnz"])
+        assert found["tokens"] == 160

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sparsellm.runs.huggingface.pretrained import load
     from sparsellm.sparsity.controller import SparsityController
     from sparsellm.sparsity.conversion import replace_ffns
+    from sparsellm.training.from_python import train
 
 __all__ = [
     "SparseFFN",
@@ -18,6 +19,7 @@ __all__ = [
     "load",
     "replace_ffns",
     "restore",
+    "train",
 ]
 __version__ = "0.1.0"
 _HOMES = {
@@ -27,6 +29,7 @@ _HOMES = {
     "load": "sparsellm.runs.huggingface.pretrained",
     "replace_ffns": "sparsellm.sparsity.conversion",
     "restore": "sparsellm.ffn.inference_path.accelerate",
+    "train": "sparsellm.training.from_python",
 }
 
 

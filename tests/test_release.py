@@ -43,6 +43,7 @@ def test_public_names_are_there_and_need_no_torch_to_be_listed():
         "load",
         "replace_ffns",
         "restore",
+        "train",
     ]
     assert all(hasattr(sparsellm, name) for name in sparsellm.__all__)
 

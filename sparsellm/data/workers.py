@@ -4,6 +4,7 @@ Sequences travel through pipes in parcels: /dev/shm is not used, and the end of 
 a worker was killed.
 """
 
+import inspect
 import os
 import pickle
 import queue
@@ -26,6 +27,7 @@ from sparsellm.data.tokenizer import load_tokenizer
 _GROUP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
 PARCEL_TOKENS = 32_768
 MOST_SEQUENCES = 64
+UNGUARDED = 86  # exit code of a worker that was about to train
 PARCELS_AHEAD = 6  # that a worker keeps ready beside what its pipe holds
 
 
@@ -69,6 +71,11 @@ class Worker:
         how = f"ended with exit code {code}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
+        if code == UNGUARDED:
+            how = (
+                "came to sparsellm.train itself, since a worker imports the script that starts it: "
+                'put the call under if __name__ == "__main__":'
+            )
         advice = (
             "; the system kills processes when memory runs out: lower data.num_workers"
             if code == -signal.SIGKILL
@@ -169,6 +176,15 @@ def worker_context() -> Any:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return context
+
+
+def leave_if_main_is_imported() -> None:
+    """Ends a worker whose import of the main script calls the function that started it."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__mp_main__":
+            os._exit(UNGUARDED)
+        frame = frame.f_back
 
 
 def begin_worker() -> None:

@@ -1,0 +1,92 @@
+"""`sparsellm.train`: our loop, called from Python."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sparsellm.data.workers import leave_if_main_is_imported
+from sparsellm.processes import ranks
+from sparsellm.processes.signals import StopRequest
+from sparsellm.recipe import Recipe, load_recipe
+
+
+def train(
+    recipe: str | Path | Recipe,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    resume: Path | None = None,
+    fresh: bool = False,
+    init_from: Path | None = None,
+) -> Path:
+    """Trains a recipe to its last step, as ``sparsellm train`` does; the same call resumes.
+
+    ```python
+    import sparsellm
+
+    if __name__ == "__main__":
+        folder = sparsellm.train("debug", {"train.steps": 20})
+    ```
+
+    Data workers are processes that import the script that started them. Without the guard, they
+    would come to this call themselves: it then ends them, and raises `ChildProcessError` in the
+    script. With several GPUs: ``accelerate launch script.py``. Lines are printed as by the command;
+    a signal to stop saves the run, and the call returns.
+
+    Args:
+        recipe: the name of a bundled recipe, a YAML file, or a `Recipe` as it is.
+        overrides: values by dotted key, such as ``{"ffn.kernels": "dense"}``; not with a `Recipe`.
+        resume: a checkpoint that a new run begins from.
+        fresh: starts at step 0; an earlier run of the same name is moved aside.
+        init_from: a run, a checkpoint or a Hugging Face folder with the weights of step 0.
+
+    Returns:
+        The run's folder, with ``metrics.jsonl`` and ``checkpoints/``; `sparsellm.load` takes it.
+
+    Raises:
+        ValueError, FileNotFoundError: a recipe, text or checkpoint that cannot be used; arguments
+            that contradict one another; not called in the main thread, which gets the signals.
+        FloatingPointError: loss or gradients became NaN or infinite.
+        ChildProcessError: a data worker ended.
+    """
+    leave_if_main_is_imported()
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError("sparsellm.train must be called in the main thread, which gets signals")
+    if resume and (fresh or init_from):
+        raise ValueError("fresh and init_from start at step 0, and resume does not; give one")
+    if isinstance(recipe, Recipe):
+        if overrides or init_from:
+            raise ValueError(
+                "overrides and init_from change a recipe that is read by its name or path; a "
+                "Recipe is trained as it is"
+            )
+    else:
+        recipe = _read(str(recipe), dict(overrides or {}), init_from, fresh=fresh)
+    from sparsellm.training.early_checks import check_run
+
+    if ranks.is_main():
+        _, lines = check_run(recipe, resume, fresh=fresh)
+        for line in lines:
+            print(line, flush=True)
+    with StopRequest() as stop:
+        from sparsellm.training import loop
+
+        loop.train(recipe, stop, resume, fresh, init_from)
+    return recipe.run_path
+
+
+def _read(name: str, overrides: dict[str, Any], init_from: Path | None, *, fresh: bool) -> Recipe:
+    words = [f"{key}={_as_yaml(value)}" for key, value in overrides.items()]
+    if init_from is None:
+        return load_recipe(name, words)
+    from sparsellm.runs.pretrained import recipe_for
+
+    return recipe_for(name, words, init_from, fresh=fresh)
+
+
+def _as_yaml(value: Any) -> str:
+    """A value on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9)
+    return text.removesuffix("\n...\n").strip()

@@ -1,0 +1,72 @@
+"""`sparsellm.train`: our loop from Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import yaml
+from conftest import ROOT, TINY, process_env
+
+import sparsellm
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.records import read_metrics
+
+
+def overrides_of(words):
+    return {key: yaml.safe_load(value) for key, _, value in (w.partition("=") for w in words)}
+
+
+def test_it_trains_resumes_and_returns_the_folder_of_the_run(tiny_overrides, capsys):
+    overrides = overrides_of(tiny_overrides) | {"runtime.compile": False, "train.steps": 2}
+    overrides["data.corpus"] = {"sample": 1.0}
+    folder = sparsellm.train("debug", overrides)
+    assert len(read_metrics(folder, "train")) == 2
+    assert sparsellm.train("debug", overrides | {"train.steps": 3}) == folder
+    assert [r["step"] for r in read_metrics(folder, "train")] == [1, 2, 3]
+    assert "done: 3 steps" in capsys.readouterr().out
+    model, _ = sparsellm.load(folder)
+    assert model.config.hidden_size == 32
+
+
+def test_what_contradicts_names_the_remedy(tiny):
+    recipe = tiny()
+    with pytest.raises(ValueError, match="a Recipe is trained as it is"):
+        sparsellm.train(recipe, {"train.steps": 3})
+    with pytest.raises(ValueError, match="give one"):
+        sparsellm.train(recipe, fresh=True, resume=ROOT)
+    with pytest.raises(ValueError, match=r"train.step.*train.steps"):
+        sparsellm.train("debug", {"train.step": 3})
+    errors = []
+
+    def call():
+        try:
+            sparsellm.train(recipe)
+        except ValueError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert errors == ["sparsellm.train must be called in the main thread, which gets signals"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_script_without_its_guard_says_so(tmp_path, guarded):
+    words = [*TINY, "runtime.compile=false", "data.num_workers=1", "train.steps=1"]
+    overrides = overrides_of(words) | {"logging.run_dir": str(tmp_path / "runs")}
+    call = f"sparsellm.train('debug', {overrides!r})"
+    guard = "if __name__ == '__main__':\n    " if guarded else ""
+    script = tmp_path / "script.py"
+    script.write_text(f"import sparsellm\n{guard}{call}\n")
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=process_env())
+    assert (done.returncode == 0) == guarded, done.stderr
+    last = done.stderr.strip().splitlines()[-1:]
+    if not guarded:
+        assert 'put the call under if __name__ == "__main__":' in last[0]
+        run_path = load_recipe("debug", [f"{k}={v}" for k, v in overrides.items()]).run_path
+        assert not (run_path / "checkpoints").exists()

@@ -30,6 +30,7 @@ BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 # Options of other programs that the text speaks of.
 FOREIGN_OPTIONS = {
+    "--unidiff-zero",  # git apply
     "--cpus-per-task",
     "--entrypoint",
     "--export",
@@ -41,11 +42,12 @@ FOREIGN_OPTIONS = {
 }
 # What docs/extending.md has its reader write.
 TO_BE_WRITTEN = {"cuda/sm100/", "data/mine.yaml", "eval/tasks/boolq.yaml", "recipes/wide.yaml"}
-FOLDERS = "benchmarks|cuda|data|docs|eval|launch|recipes|sparsellm|tests"
+LANGUAGES = ("sh", "python", "text", "yaml", "diff")
+FOLDERS = "benchmarks|cuda|data|docs|eval|examples|launch|recipes|sparsellm|tests"
 
 
 def test_every_block_has_a_language():
-    without = [str(b) for b in BLOCKS if b.language not in ("sh", "python", "text", "yaml")]
+    without = [str(b) for b in BLOCKS if b.language not in LANGUAGES]
     assert without == []
     assert len(SHELL) > 15
 

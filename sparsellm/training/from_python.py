@@ -64,7 +64,7 @@ def train(
             )
     else:
         recipe = _read(str(recipe), dict(overrides or {}), init_from, fresh=fresh)
-    from sparsellm.training.early_checks import check_run
+    from sparsellm.training.resume.start_checks import check_run
 
     if ranks.is_main():
         _, lines = check_run(recipe, resume, fresh=fresh)
@@ -81,7 +81,7 @@ def _read(name: str, overrides: dict[str, Any], init_from: Path | None, *, fresh
     words = [f"{key}={_as_yaml(value)}" for key, value in overrides.items()]
     if init_from is None:
         return load_recipe(name, words)
-    from sparsellm.runs.pretrained import recipe_for
+    from sparsellm.runs.huggingface.pretrained import recipe_for
 
     return recipe_for(name, words, init_from, fresh=fresh)
 

@@ -24,7 +24,7 @@ from sparsellm.model import build_model
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.training.run import build_run
-from sparsellm.training.schedule import learning_rate
+from sparsellm.training.optimization.schedule import learning_rate
 from sparsellm.training.step import train_step
 
 STEPS = 3

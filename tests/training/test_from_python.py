@@ -12,7 +12,7 @@ from conftest import ROOT, TINY, process_env
 
 import sparsellm
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.telemetry.records import read_metrics
 
 
 def overrides_of(words):

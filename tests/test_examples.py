@@ -1,0 +1,45 @@
+"""The examples of training in other loops run with the stock libraries and make FFNs sparse."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from conftest import ROOT
+from warm import ranks
+
+EXAMPLES = ROOT / "examples"
+
+
+def fired(output):
+    """Neurons that fire for a token at the end, mean of the layers."""
+    [numbers] = re.findall(r"^neurons that fire for a token, by layer: (\[.*\])$", output, re.M)
+    return sum(json.loads(numbers)) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "num_ranks", "num_neurons"),
+    [("huggingface_trainer", 1, 256), ("accelerate_loop", 1, 256), ("ddp", 2, 256)],
+)
+def test_an_example_trains_towards_its_target(example, num_ranks, num_neurons, tmp_path):
+    out = tmp_path / "out"
+    program = (str(EXAMPLES / f"{example}.py"), str(ROOT / "README.md"), str(out))
+    result = ranks(num_ranks, *program)
+    assert result.returncode == 0, result.stderr[-3000:]
+    # It begins at half of them, with a target of 24.
+    assert 10 < fired(result.stdout) < num_neurons / 4
+    if example == "huggingface_trainer":
+        saved = torch.load(out / "checkpoint-30" / "sparsity.pt", weights_only=True)
+        assert saved["num_steps"] == 30
+        assert saved["target"]["log_l1"] != [0.0]
+        assert saved["neurons"]["silent_tokens_LN"].shape == (2, num_neurons)
+    if example == "accelerate_loop":
+        assert list(out.glob("custom_checkpoint_0.*"))
+
+
+def test_the_examples_are_listed_in_the_documentation():
+    text = (ROOT / "docs" / "own-trainer.md").read_text(encoding="utf-8")
+    assert {f.name for f in EXAMPLES.glob("*.py")} <= set(re.findall(r"examples/(\w+\.py)", text))

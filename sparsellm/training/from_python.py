@@ -67,7 +67,7 @@ def train(
     from sparsellm.training.resume.start_checks import check_run
 
     if ranks.is_main():
-        _, lines = check_run(recipe, resume, fresh=fresh)
+        _, lines = check_run(recipe, resume, init_from, fresh=fresh)
         for line in lines:
             print(line, flush=True)
     with StopRequest() as stop:

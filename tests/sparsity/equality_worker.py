@@ -23,8 +23,8 @@ from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.model import build_model
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
-from sparsellm.training.run import build_run
 from sparsellm.training.optimization.schedule import learning_rate
+from sparsellm.training.run import build_run
 from sparsellm.training.step import train_step
 
 STEPS = 3

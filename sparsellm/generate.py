@@ -7,7 +7,7 @@ import codecs
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -191,7 +191,8 @@ def generate(
 
     The prompt follows an ``<|endoftext|>``, as every document does in training; that of a model
     which was not trained here, what its tokenizer puts before a text. Generation ends at
-    ``<|endoftext|>``, or after ``max_new_tokens`` (default: 128, or what is left of the context).
+    ``<|endoftext|>`` or another token that the model's own folder names, or after
+    ``max_new_tokens`` (default: 128, or what is left of the context).
 
     Raises:
         ValueError: the prompt and ``max_new_tokens`` do not fit the context.
@@ -206,9 +207,11 @@ def generate(
     limit = _limit(tokens_1T.shape[1], max_new_tokens, context)
     if echo:
         write(prompt)
-    streamer = _Streamer(tokenizer, write)
+    eos = model.generation_config.eos_token_id
+    ends = {tokenizer.eot_id, *(eos if isinstance(eos, list) else [eos])}
+    streamer = _Streamer(tokenizer, write, ends)
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), _options_alone(model):
         torch.manual_seed(sampling.seed)
         generated_1T = model.generate(
             tokens_1T,
@@ -228,6 +231,21 @@ def generate(
         counted_tokens=counts.tokens,
         nnz_L=[int(nnz) / counts.tokens for nnz in counts.nnz_L],
     )
+
+
+@contextmanager
+def _options_alone(model: HFModel) -> Iterator[None]:
+    """Within this context the model has no defaults of sampling, such as a penalty of repetitions,
+    which would be added to the arguments of its ``generate``."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "suppress_tokens")
+    model.generation_config = GenerationConfig(**{name: getattr(own, name) for name in names})
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 @dataclass
@@ -271,9 +289,10 @@ def count_non_zeros(model: HFModel) -> Iterator[NonZeros]:
 class _Streamer:
     """Receives ids from transformers' generate and writes text up to the last whole character."""
 
-    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], None]) -> None:
-        self._tokenizer = tokenizer
-        self._write = write
+    def __init__(
+        self, tokenizer: Tokenizer, write: Callable[[str], None], ends: Collection[int]
+    ) -> None:
+        self._tokenizer, self._write, self._ends = tokenizer, write, ends
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_prompt = True
         self.began = time.perf_counter()
@@ -285,7 +304,7 @@ class _Streamer:
             self._is_prompt = False
             return
         self.times.append(time.perf_counter())
-        new = [i for i in ids.flatten().tolist() if i != self._tokenizer.eot_id]
+        new = [i for i in ids.flatten().tolist() if i not in self._ends]
         self._emit(self._decoder.decode(self._tokenizer.decode_bytes(new)))
 
     def end(self) -> None:

@@ -9,6 +9,7 @@ import itertools
 import pytest
 import torch
 from conftest import save_run
+from runs.hf_models import write_chat_model
 from tokenizers import Tokenizer, models, processors
 
 from sparsellm.cli import main
@@ -122,7 +123,7 @@ def test_characters_come_whole(name, request):
     text = "naïve 日本語 🙂👩‍👩‍👧 \ufffd end"
     (ids,) = tokenizer.encode_batch([text])
     pieces = []
-    streamer = _Streamer(tokenizer, pieces.append)
+    streamer = _Streamer(tokenizer, pieces.append, [tokenizer.eot_id])
     streamer.put(torch.tensor([[tokenizer.eot_id]]))  # the prompt
     for token in ids.tolist():
         streamer.put(torch.tensor([token]))
@@ -136,7 +137,7 @@ def test_characters_come_whole(name, request):
 
 def test_half_a_character_at_the_end_is_marked(pretrained):
     pieces = []
-    streamer = _Streamer(pretrained.tokenizer, pieces.append)
+    streamer = _Streamer(pretrained.tokenizer, pieces.append, [])
     streamer.put(torch.tensor([[256]]))
     for token in (0x61, 0xE6, 0x97):
         streamer.put(torch.tensor([token]))
@@ -251,6 +252,28 @@ def test_a_text_begins_as_in_the_models_training(pretrained, tmp_path):
         theirs = dataclasses.replace(ours, trainer=ours.trainer | {"step": 0})
         for model, ids in ((ours, [1]), (theirs, begin)):
             assert _first_input(model) == [[*ids, 2, 2]]
+
+
+def test_a_model_from_elsewhere_is_sampled_as_the_options_say(tmp_path):
+    """Its own penalty of repetitions and top-p stay out; it ends at each of its end tokens, which
+    are not printed."""
+    theirs = load_pretrained(write_chat_model(tmp_path / "theirs"))
+    assert theirs.model.generation_config.repetition_penalty == 1.1
+    text, report = _generate(theirs, "In 2024", max_new_tokens=40, sampling=GREEDY)
+    ids = [0, *theirs.tokenizer.encode_batch(["In 2024"])[0].tolist()]
+    begin = len(ids)
+    for _ in range(report.num_tokens):
+        with torch.no_grad():
+            logits_V = theirs.model(torch.tensor([ids])).logits[0, -1]
+            ids.append(int(logits_V[: theirs.tokenizer.vocab_size].argmax()))
+    new = theirs.tokenizer.decode_bytes([i for i in ids[begin:] if i not in (1, 2)])
+    assert text == new.decode("utf-8", "replace")
+    assert theirs.model.generation_config.repetition_penalty == 1.1
+    with torch.no_grad():
+        theirs.model.lm_head.weight.zero_()
+        theirs.model.model.norm.weight.zero_()  # all logits are equal: the first id but 0 and 1
+    theirs.model.generation_config.suppress_tokens = [0, 1]
+    assert _generate(theirs, "In", max_new_tokens=9, sampling=GREEDY)[0] == ""
 
 
 def _first_input(model):

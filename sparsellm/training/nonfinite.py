@@ -115,5 +115,5 @@ def _way_back(run: Run) -> str:
             "start over (--fresh) with a lower optimizer.learning_rate"
         )
     in_place = good[-1] == checkpoint.latest(run.checkpoints)
-    command = "The same command" if in_place else f"--resume {good[-1]} --set name=NEW"
-    return f"Last good checkpoint: {good[-1]}. {command}, with a lower optimizer.learning_rate"
+    command = "the same command" if in_place else f"--resume {good[-1]} --set name=NEW"
+    return f"Last good checkpoint: {good[-1]}. Give {command}, with a lower optimizer.learning_rate"

@@ -25,6 +25,8 @@ def check_text(data: DataConfig, context_length: int, validates: bool) -> list[s
     if hub_sources(data.corpus) or any("://" in file for file in data.files or ()):
         return []
     corpora, tokenizer = load_corpora(data), load_tokenizer(data.tokenizer)
+    if any("://" in shard.url for c in corpora for shard in (*c.train, *c.validation)):
+        return []
     if validates:
         validated(corpora, tokenizer, context_length)
     return [line for corpus in corpora for line in _told(corpus, tokenizer)]
@@ -41,7 +43,7 @@ def _told(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
         if times and not lines:
             remedy = "divide such rows beforehand"
             if shard.format == "sources":
-                remedy = f"set data.document_separator={eot}"
+                remedy = f"set data.document_separator={eot} (of a mixture, in the corpus's YAML)"
             lines.append(
                 f"warning: corpus {corpus.name}: {shard.url} holds {eot} {times:,} times; the "
                 "tokenizer ends documents with it, but inside of a text it is ordinary characters. "

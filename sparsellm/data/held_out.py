@@ -106,12 +106,12 @@ def mixed_sequences(
     Raises:
         ValueError: a corpus has no held-out text, or all have less than one sequence.
     """
-    wanted = _shares([corpus.weight for corpus in corpora], max(num_tokens // context_length, 1))
+    targets = _shares([corpus.weight for corpus in corpora], max(num_tokens // context_length, 1))
     streams = [held_out_sequences(corpus, tokenizer, context_length) for corpus in corpora]
     counts, too_short = [0] * len(corpora), None
-    while any(wanted):
+    while any(targets):
         # The next one is of the corpus that is furthest behind.
-        behind = {i: (counts[i] + 1) / share for i, share in enumerate(wanted) if share}
+        behind = {i: (counts[i] + 1) / share for i, share in enumerate(targets) if share}
         number = min(behind, key=behind.__getitem__)
         try:
             sequence = next(streams[number], None)
@@ -125,10 +125,10 @@ def mixed_sequences(
                 "corpus %s: held-out text ends after %d of the %d tokens asked for",
                 corpora[number].name,
                 counts[number] * context_length,
-                wanted[number] * context_length,
+                targets[number] * context_length,
             )
-        if sequence is None or counts[number] == wanted[number]:
-            wanted[number] = 0
+        if sequence is None or counts[number] == targets[number]:
+            targets[number] = 0
     if too_short is not None and not any(counts):
         raise too_short
 

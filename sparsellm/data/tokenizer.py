@@ -195,12 +195,14 @@ class HFTokenizer:
         self.vocab_size = vocab_size(name)
         self.eot = hf_end_of_document(name)
         try:
-            own = without_special_pieces(content, self.eot)
-            text = path.read_text(encoding="utf-8") if own is content else json.dumps(own)
+            changed = without_special_pieces(content, self.eot)
+            text = path.read_text(encoding="utf-8") if changed is content else json.dumps(changed)
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path} is damaged ({error})") from error
-        decides = [own.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")]
+        decides = [
+            changed.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")
+        ]
         digest = hashlib.sha256(json.dumps(decides).encode())
         self.identity = f"hf {digest.hexdigest()[:16]}"
         self._tokenizer.no_padding()
@@ -260,27 +262,29 @@ def without_special_pieces(content: dict[str, Any], eot: str) -> dict[str, Any]:
         entry | {"special": True} if entry["content"] == eot else entry
         for entry in content.get("added_tokens", ())
     ]
-    own = content if added == content.get("added_tokens", []) else content | {"added_tokens": added}
+    changed = (
+        content if added == content.get("added_tokens", []) else content | {"added_tokens": added}
+    )
     special = {entry["content"] for entry in added if entry.get("special")} | {eot}
     model = content["model"]
     if model.get("type") == "Unigram":
         pieces = [[piece, -1e9 if piece in special else score] for piece, score in model["vocab"]]
-        own = own | {"model": model | {"vocab": pieces}}
+        changed = changed | {"model": model | {"vocab": pieces}}
         letters = {piece for piece, _ in pieces if piece not in special}
         known = {token for token in special if not letters.issuperset(token)}
     else:
         known = special & _whole_words(model)
     cut_tokens = sorted(token for token in known if len(token) > 1)
     if not cut_tokens:
-        return own
-    found = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in cut_tokens)
-    cut = {"type": "Split", "pattern": {"Regex": found}, "behavior": "Isolated", "invert": False}
+        return changed
+    pattern = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in cut_tokens)
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     before = content.get("pre_tokenizer")
     steps = before["pretokenizers"] if before and before["type"] == "Sequence" else [before]
     if cut in steps:  # it is an export of ours
-        return own
+        return changed
     steps = [step for step in (*steps, cut) if step]
-    return own | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+    return changed | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
 
 
 def _whole_words(model: dict[str, Any]) -> set[str]:

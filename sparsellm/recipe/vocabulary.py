@@ -106,9 +106,9 @@ def _download(name: str, where: str) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     repo, _, revision = where.partition("@")
-    wanted = [*TOKENIZER_FILES, CONFIG_FILE, GENERATION_FILE]
+    patterns = [*TOKENIZER_FILES, CONFIG_FILE, GENERATION_FILE]
     try:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=wanted))
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=patterns))
     except (OSError, HFValidationError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(

@@ -71,14 +71,14 @@ def carried_names(path: Path) -> list[str]:
 
 def source_of(path: Path) -> Path | None:
     """The folder with the own settings of the weights of a checkpoint or Hugging Face folder."""
-    own = path / SOURCE if checkpoint.is_checkpoint(path) else path
-    return own if (own / CONFIG_FILE).is_file() else None
+    folder = path / SOURCE if checkpoint.is_checkpoint(path) else path
+    return folder if (folder / CONFIG_FILE).is_file() else None
 
 
 def tokenizer_of(path: Path) -> Path | None:
     """The folder of the tokenizer that a checkpoint or Hugging Face folder holds, if it does."""
-    own = path / TOKENIZER if checkpoint.is_checkpoint(path) else path
-    return own if (own / TOKENIZER_FILE).is_file() else None
+    folder = path / TOKENIZER if checkpoint.is_checkpoint(path) else path
+    return folder if (folder / TOKENIZER_FILE).is_file() else None
 
 
 def with_own_tokenizer(recipe: Recipe, path: Path) -> Recipe:
@@ -86,14 +86,16 @@ def with_own_tokenizer(recipe: Recipe, path: Path) -> Recipe:
     Face's does. A checkpoint may be pruned: its copy counts where the recorded place has other
     files now, or none.
     """
-    own, name = tokenizer_of(path), recipe.data.tokenizer
-    if own is None or not name.startswith(HF_PREFIX):
+    folder, name = tokenizer_of(path), recipe.data.tokenizer
+    if folder is None or not name.startswith(HF_PREFIX):
         return recipe
     if checkpoint.is_checkpoint(path):
         with suppress(FileNotFoundError, ValueError):
-            if files_like(tokenizer_folder(name), _OF_TOKENIZER) == files_like(own, _OF_TOKENIZER):
+            if files_like(tokenizer_folder(name), _OF_TOKENIZER) == files_like(
+                folder, _OF_TOKENIZER
+            ):
                 return recipe
-    data = recipe.data.model_copy(update={"tokenizer": f"{HF_PREFIX}{own.resolve()}"})
+    data = recipe.data.model_copy(update={"tokenizer": f"{HF_PREFIX}{folder.resolve()}"})
     return recipe.model_copy(update={"data": data})
 
 

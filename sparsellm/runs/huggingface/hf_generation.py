@@ -27,21 +27,21 @@ def set_generation(
     Raises:
         ValueError: a file of ``source`` is damaged.
     """
-    found = GenerationConfig() if source is None else _read(source)
+    defaults = GenerationConfig() if source is None else _read(source)
     if source is not None and not trained:
         config = read_config(source)
         for name in _IDS:
             setattr(model.config, name, getattr(config, name, None))
     else:
-        found.bos_token_id = eot_id
-        others = [i for i in _as_list(found.eos_token_id) if i != eot_id]
-        found.eos_token_id = [eot_id, *others] if others else eot_id
-    if found.eos_token_id is None:
-        found.eos_token_id = eot_id
-    if found.pad_token_id is None:
-        found.pad_token_id = eot_id
-    found.suppress_tokens = found.suppress_tokens or padding or None
-    model.generation_config = found
+        defaults.bos_token_id = eot_id
+        others = [i for i in _as_list(defaults.eos_token_id) if i != eot_id]
+        defaults.eos_token_id = [eot_id, *others] if others else eot_id
+    if defaults.eos_token_id is None:
+        defaults.eos_token_id = eot_id
+    if defaults.pad_token_id is None:
+        defaults.pad_token_id = eot_id
+    defaults.suppress_tokens = defaults.suppress_tokens or padding or None
+    model.generation_config = defaults
 
 
 def _read(source: Path) -> GenerationConfig:

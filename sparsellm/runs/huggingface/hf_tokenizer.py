@@ -72,19 +72,19 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
     template and the other special tokens of an ``hf:`` tokenizer are as in its folder.
     Texts of more than ``context_length`` tokens make Hugging Face's tokenizers warn.
     """
-    end_of_document, own = END_OF_TEXT, dict[str, Any]()
+    end_of_document, settings = END_OF_TEXT, dict[str, Any]()
     if name.startswith(HF_PREFIX):
         source = tokenizer_folder(name)
         end_of_document = hf_end_of_document(name)
         content = without_special_pieces(read_tokenizer(source / TOKENIZER_FILE), end_of_document)
         content |= {"post_processor": None, "truncation": None, "padding": None}
         (folder / TOKENIZER_FILE).write_text(json.dumps(content, ensure_ascii=False), "utf-8")
-        own = _settings(source, content)
+        settings = _settings(source, content)
         write_files(folder, files_like(source, _TEMPLATES))
     else:
         build_tokenizer(name).save(str(folder / TOKENIZER_FILE))
         # As GPT-2's: nothing is unknown, but some tools ask for one.
-        own = {"unk_token": end_of_document}
+        settings = {"unk_token": end_of_document}
     config = {
         # For batches: padding is masked, and generation needs it on the left.
         "pad_token": end_of_document,
@@ -92,7 +92,7 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
-        **own,
+        **settings,
         # Reads tokenizer.json as it is. A class of its own (GPT2Tokenizer) would rebuild it.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end_of_document,
@@ -107,17 +107,17 @@ def _settings(source: Path, content: dict[str, Any]) -> dict[str, Any]:
 
     A special token is named if ``content``, its ``tokenizer.json``, has it.
     """
-    found: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     for file in (TOKENIZER_CONFIG_FILE, TOKEN_MAP_FILE):
         if (source / file).is_file():
-            found |= read_json(source / file, "put the tokenizer's own file back")
+            stated |= read_json(source / file, "put the tokenizer's own file back")
     vocabulary = content["model"]["vocab"]
     pieces = (piece[0] for piece in vocabulary) if isinstance(vocabulary, list) else vocabulary
     known = {entry["content"] for entry in content.get("added_tokens", ())}.union(pieces)
-    tokens = {key: value for key, value in found.items() if key.endswith("_token")}
+    tokens = {key: value for key, value in stated.items() if key.endswith("_token")}
     spelt = {key: v.get("content") if isinstance(v, dict) else v for key, v in tokens.items()}
     return {
-        **{key: value for key, value in found.items() if key in _SETTINGS and value is not None},
+        **{key: value for key, value in stated.items() if key in _SETTINGS and value is not None},
         **{
             key: tokens[key]
             for key, text in spelt.items()
@@ -132,11 +132,11 @@ def without_end(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     if backend is None or not added_ids(backend)[1]:
         return tokenizer
     before = [(backend.id_to_token(token), token) for token in added_ids(backend)[0]]
-    found = copy.deepcopy(tokenizer)
-    found.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    copied = copy.deepcopy(tokenizer)
+    copied.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=[*(text for text, _ in before), "$A"], special_tokens=list(dict.fromkeys(before))
     )
-    return found
+    return copied
 
 
 def added_around(name: str) -> str:

@@ -63,9 +63,9 @@ class Pretrained:
         Of weights that were not trained here, it is that of their folder, as it is. Otherwise it
         is training's, and ``options`` are those of transformers' tokenizer.
         """
-        own = None if self.trained else hf_files.tokenizer_of(self.path)
-        if own is not None:
-            return folder_tokenizer(own)
+        folder = None if self.trained else hf_files.tokenizer_of(self.path)
+        if folder is not None:
+            return folder_tokenizer(folder)
         most = self.recipe.model.max_position_embeddings
         return stock_tokenizer(self.recipe.data.tokenizer, most, **options)
 

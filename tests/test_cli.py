@@ -18,6 +18,7 @@ from sparsellm import __version__
 from sparsellm.cli import main, recipe_cli
 from sparsellm.processes.banner import Machine
 from sparsellm.recipe import load_recipe
+from sparsellm.runs.lock import Presence
 
 
 @pytest.fixture
@@ -232,16 +233,14 @@ def test_stop_saves_ends_and_waits(tiny_overrides, tmp_path, cli_here):
 
 
 def test_stop_does_not_signal_another_process(tmp_path, cli_here):
-    (tmp_path / "running.json").write_text(
-        f'{{"host": "elsewhere", "pid": {os.getpid()}, "created": 1.0}}'
-    )
-    assert "is trained on host elsewhere" in cli_here("stop", str(tmp_path)).stderr
-    import socket
-
-    (tmp_path / "running.json").write_text(
-        f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}, "created": 1.0}}'
-    )
-    assert "no process trains" in cli_here("stop", str(tmp_path)).stderr
+    own = Presence.within(tmp_path, "id").model_copy(update={"created": 1.0})
+    elsewhere = own.model_copy(update={"host": "elsewhere"})
+    for holder, answer in (
+        (elsewhere, "is trained on host elsewhere"),
+        (own, "no process trains"),  # one of this number has begun since
+    ):
+        (tmp_path / "running.json").write_text(holder.model_dump_json())
+        assert answer in cli_here("stop", str(tmp_path)).stderr
 
 
 def test_make_help_names_every_verb():

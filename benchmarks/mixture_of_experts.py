@@ -151,7 +151,7 @@ def train(recipe: Recipe, experts: int, active: int) -> list[Trained]:
     objective = MoEObjective(recipe, experts, active).to(device)
     optimizer = build_optimizer(objective, recipe)
     rounds = recipe.accumulation_steps(1)
-    found, seconds = [], 0.0
+    validations, seconds = [], 0.0
     workers = recipe.data.num_workers
     loader = TokenLoader(corpora, tokenizer, **shape, seed=recipe.seed, num_workers=workers)
     began, compiled = time.perf_counter(), compile_seconds()
@@ -167,11 +167,12 @@ def train(recipe: Recipe, experts: int, active: int) -> list[Trained]:
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds += time.perf_counter() - began - (compile_seconds() - compiled)
-            found.append(Trained(step, seconds, held_out.loss(objective, accelerator)[0]))
-            print(f"step {step}: {found[-1].validation_loss:.4f} after {seconds:.1f} s", flush=True)
+            validations.append(Trained(step, seconds, held_out.loss(objective, accelerator)[0]))
+            loss = validations[-1].validation_loss
+            print(f"step {step}: {loss:.4f} after {seconds:.1f} s", flush=True)
             began, compiled = time.perf_counter(), compile_seconds()
     loader.close()
-    return found
+    return validations
 
 
 def _backward(
@@ -211,13 +212,13 @@ def main(words: list[str] | None = None) -> None:
     }
     figures = []
     for at in train(recipe, options.experts, options.active):
-        own = case | {"step": at.step, "tokens": at.step * recipe.train.global_batch_tokens}
+        at_step = case | {"step": at.step, "tokens": at.step * recipe.train.global_batch_tokens}
         unit = "s of training until then, of all GPUs"
         figures += [
             Measurement(
-                "sweep_frontier", own, "validation_loss", at.validation_loss, "nats per token"
+                "sweep_frontier", at_step, "validation_loss", at.validation_loss, "nats per token"
             ),
-            Measurement("sweep_frontier", own, "gpu_seconds", at.gpu_seconds, unit),
+            Measurement("sweep_frontier", at_step, "gpu_seconds", at.gpu_seconds, unit),
         ]
     print(row(figures[-2:]))
     if options.record:

@@ -37,30 +37,31 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20, help="timed steps")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
     options = parser.parse_args(words)
-    wanted = [*QUIET, *options.set, *NO_GATE_RATE]
-    run = build_run(load_recipe(options.recipe, wanted))
+    overrides = [*QUIET, *options.set, *NO_GATE_RATE]
+    run = build_run(load_recipe(options.recipe, overrides))
     case = {
         "recipe": run.recipe.name,
         "gpus": run.accelerator.num_processes,
         "config": layout(run),
         "precision": run.recipe.runtime.precision,
     }
-    taken = {"command": _command(run, options)}
-    found: list[Measurement] = []
+    context = {"command": _command(run, options)}
+    measurements: list[Measurement] = []
     for name in ("adamw", "muon"):
-        recipe = load_recipe(options.recipe, [*wanted, f"optimizer.name={name}"])
+        recipe = load_recipe(options.recipe, [*overrides, f"optimizer.name={name}"])
         optimizer = build_optimizer(run.objective, recipe)
         milliseconds = statistics.median(step_milliseconds(run, optimizer, options.steps))
         del optimizer
-        baseline = found[0].value if found else None
+        baseline = measurements[0].value if measurements else None
         ratio = milliseconds / baseline if baseline else None
-        own, figure = case | {"optimizer": name}, (milliseconds, "ms", baseline, ratio)
-        found.append(Measurement("optimizer_step", own, "step_ms", *figure, taken=taken))
+        figure = (milliseconds, "ms", baseline, ratio)
+        of = case | {"optimizer": name}
+        measurements.append(Measurement("optimizer_step", of, "step_ms", *figure, taken=context))
     if run.accelerator.is_main_process:
-        for measurement in found:
+        for measurement in measurements:
             print(row([measurement]))
         if options.record:
-            append(found, options.record)
+            append(measurements, options.record)
     close_run(run)
 
 
@@ -91,7 +92,7 @@ def step_milliseconds(run: Run, optimizer: torch.optim.Optimizer, steps: int) ->
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    device, found = run.accelerator.device, []
+    device, times = run.accelerator.device, []
     for step in range(WARM_STEPS + steps):
         run.accelerator.wait_for_everyone()
         _finish(device)
@@ -100,9 +101,9 @@ def step_milliseconds(run: Run, optimizer: torch.optim.Optimizer, steps: int) ->
         _finish(device)
         nanoseconds = largest(time.perf_counter_ns() - begin, device)
         if step >= WARM_STEPS:
-            found.append(nanoseconds / 1e6)
+            times.append(nanoseconds / 1e6)
     optimizer.zero_grad()
-    return found
+    return times
 
 
 def _finish(device: torch.device) -> None:

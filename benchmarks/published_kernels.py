@@ -84,10 +84,10 @@ def _training(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) ->
     weights = dense_weights(new_ffn(layer))
     x_MK = layer.x_MK.detach().requires_grad_()
     gradients = (random_gradient(x_MK),)
-    wanted, call = [x_MK, *(w for w in weights if w is not None)], load(*weights)
+    inputs, call = [x_MK, *(w for w in weights if w is not None)], load(*weights)
 
     def step(forward: Callable[..., Tensor]) -> Step:
-        return Step(lambda: (forward(x_MK, *weights),), wanted, gradients)
+        return Step(lambda: (forward(x_MK, *weights),), inputs, gradients)
 
     ours = step(lambda x_MK, *_: call(x_MK))
     names = ["y", *(f"the gradient of {name}" for name in ("x", "W_g", "W_u", "W_d"))]
@@ -121,13 +121,13 @@ def parser() -> argparse.ArgumentParser:
 def main(words: list[str] | None = None, device: torch.device | None = None) -> None:
     """Prints each case, and records it if asked to."""
     options = parser().parse_args(words)
-    said = sys.argv[1:] if words is None else words
-    command = {"command": shlex.join(["python", "benchmarks/published_kernels.py", *said])}
+    arguments = sys.argv[1:] if words is None else words
+    command = {"command": shlex.join(["python", "benchmarks/published_kernels.py", *arguments])}
     try:
-        for found in measure(theirs_in(options.theirs), options, device):
-            print(row(found), flush=True)
+        for measurements in measure(theirs_in(options.theirs), options, device):
+            print(row(measurements), flush=True)
             if options.record:
-                append([replace(m, taken=command) for m in found], options.record)
+                append([replace(m, taken=command) for m in measurements], options.record)
     except ValueError as error:
         sys.exit(f"error: {error}")
 

@@ -33,10 +33,10 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, metavar="SWEEP", help="folder such as runs/quality")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
     options = parser.parse_args(words)
-    for found in figures(options.folder):
-        print(row(found))
+    for measurements in figures(options.folder):
+        print(row(measurements))
         if options.record:
-            append(found, options.record)
+            append(measurements, options.record)
 
 
 def figures(folder: Path) -> Iterator[list[Measurement]]:
@@ -64,8 +64,8 @@ def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     where = device if device == "CPU" and session["ranks"] == 1 else f"{session['ranks']}× {device}"
     if "cores" in session:  # not in those of older versions
         where += f", {session['cores']} cores"
-    found = {"hardware": where, "date": session["started"][:10]}
-    return found | ({"commit": session["commit"]} if session["commit"] else {})
+    context = {"hardware": where, "date": session["started"][:10]}
+    return context | ({"commit": session["commit"]} if session["commit"] else {})
 
 
 def _figures(bench: str, run: RunData) -> list[Measurement]:
@@ -90,32 +90,26 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
         base["optimizer"] = recipe.optimizer.name
         if recipe.gates_by_adamw:
             base["gate_learning_rate"] = recipe.optimizer.gate_peak
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
 
     def of(metric: str, value: float, unit: str, **case: Any) -> None:
-        found.append(Measurement(bench, base | case, metric, value, unit))
+        measurements.append(Measurement(bench, base | case, metric, value, unit))
 
     nnz = last_nnz(run)
     half = run.train[len(run.train) // 2 :]
     of("loss", end["loss"], "nats per token")
     of("nnz", nnz, "neurons per token, mean over layers and the last tenth of the steps")
-    of("nnz_fraction", nnz / recipe.model.intermediate_size, "of N")
     dead = statistics.fmean(end["sparsity"]["dead_fraction"])
     of("dead_fraction", dead, "of N, mean over layers")
     of("throughput", statistics.median(r["tokens_per_second"] for r in half), "tokens/s")
     of("l1_at_end", end["l1_coefficient"], "λ")
-    before, (steps, spent) = 0, gpu_seconds(run)
+    steps, spent = gpu_seconds(run)
     for record in run.validation:
         step = {"step": record["step"], "tokens": record["tokens"]}
-        since = [r["loss"] for r in run.train if before < r["step"] <= record["step"]]
         of("validation_loss", record["loss"], "nats per token", **step)
         if spent:
             seconds = float(np.interp(record["step"], steps, spent))
             of("gpu_seconds", seconds, "s of training until then, of all GPUs", **step)
-        if since:
-            unit = "nats per token, training text since the validation before"
-            of("train_loss", statistics.fmean(since), unit, **step)
-        before = record["step"]
     for evaluation in run.evaluations[-1:]:
         limit = {} if evaluation.limit is None else {"limit": evaluation.limit}
         if evaluation.mean is not None:
@@ -129,7 +123,7 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
         if step_settled is not None:
             unit = f"step from which the mean of {WINDOW_STEPS} steps stays within {SETTLED:.0%}"
             of("settled_step", step_settled, unit)
-    return found
+    return measurements
 
 
 def gpu_seconds(run: RunData) -> tuple[list[int], list[float]]:
@@ -138,7 +132,7 @@ def gpu_seconds(run: RunData) -> tuple[list[int], list[float]]:
     Compilation, validation and checkpoints are not counted. Empty for a run of a version that did
     not record them.
     """
-    steps, found, total, last = [], [], 0.0, 0.0
+    steps, totals, total, last = [], [], 0.0, 0.0
     process = unknown = {"ranks": 1}
     for record in run.train:
         step, seconds = record["step"], record.get("train_seconds")
@@ -150,8 +144,8 @@ def gpu_seconds(run: RunData) -> tuple[list[int], list[float]]:
         total += process["ranks"] * (seconds - last)
         last = seconds
         steps.append(step)
-        found.append(total)
-    return steps, found
+        totals.append(total)
+    return steps, totals
 
 
 def settled_step(train: list[dict[str, Any]], target: float) -> int | None:

@@ -66,8 +66,6 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(
     assert rows[0]["case"]["optimizer"] == "muon"
     assert rows[0]["case"]["gate_learning_rate"] == gates
     assert rows[0]["case"]["precision"] == recipe.runtime.precision
-    losses = [r["loss"] for r in trained]
-    assert by_metric["train_loss", 4] == pytest.approx(sum(losses[2:]) / 2)
     nnz = by_metric["nnz", 4]
     assert by_metric["target_error", 4] == pytest.approx(nnz / 3 - 1)
     assert (by_metric["score_mean", 4], by_metric["acc", 4]) == (0.25, 0.25)

@@ -25,6 +25,7 @@ from sparsellm.ffn.kernels.compiler.compile import compile_seconds
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
+from sparsellm.processes.compile_workers import start_compile_workers
 from sparsellm.processes.consensus import compare_files
 from sparsellm.processes.distributed import RankActivity, together
 from sparsellm.recipe import Recipe
@@ -173,6 +174,8 @@ def build_run(
     recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
     if recipe.runtime.precision == "fp8":
         check_fp8("runtime.precision", accelerator.device)
+    if recipe.runtime.compile:
+        start_compile_workers()
     micro_batch = first_micro_batch(recipe, accelerator)
     corpora = _find_corpora(recipe, accelerator)
     tokenizer = load_tokenizer(recipe.data.tokenizer)

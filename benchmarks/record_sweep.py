@@ -62,9 +62,7 @@ def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     session = sessions[-1]
     device = "CPU" if session["device"] == "cpu" else session["device"]
     where = device if device == "CPU" and session["ranks"] == 1 else f"{session['ranks']}× {device}"
-    if "cores" in session:  # not in those of older versions
-        where += f", {session['cores']} cores"
-    context = {"hardware": where, "date": session["started"][:10]}
+    context = {"hardware": f"{where}, {session['cores']} cores", "date": session["started"][:10]}
     return context | ({"commit": session["commit"]} if session["commit"] else {})
 
 
@@ -129,17 +127,14 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
 def gpu_seconds(run: RunData) -> tuple[list[int], list[float]]:
     """The recorded steps, and the seconds of training until each, over all GPUs and processes.
 
-    Compilation, validation and checkpoints are not counted. Empty for a run of a version that did
-    not record them.
+    Compilation, validation and checkpoints are not counted.
     """
     steps, totals, total, last = [], [], 0.0, 0.0
-    process = unknown = {"ranks": 1}
+    process = None
     for record in run.train:
-        step, seconds = record["step"], record.get("train_seconds")
-        if seconds is None:
-            return [], []
-        before, process = process, [unknown, *(s for s in run.sessions if s["step"] < step)][-1]
-        if process is not before or seconds < last:
+        step, seconds = record["step"], record["train_seconds"]
+        before, process = process, [s for s in run.sessions if s["step"] < step][-1]
+        if process is not before:
             last = 0.0  # a new process counts from zero
         total += process["ranks"] * (seconds - last)
         last = seconds

@@ -171,7 +171,7 @@ def _last(run: RunData) -> dict[str, Any]:
 
 
 def _over(run: RunData, key: str, of: Callable[[list[float]], float], text: str) -> str:
-    """A figure over the records that have the value; those of early versions may lack it."""
+    """A figure over the records that have the value."""
     values = [record[key] for record in run.train if record.get(key) is not None]
     return text.format(of(values)) if values else "–"
 

@@ -4,8 +4,9 @@
 # Question: what does torch.nn.functional.grouped_mm write to rows after the last offset, forward and backward? Buffers
 #   of a fixed size for a varying number of routed tokens have such rows.
 # Guess: zeros.
-# Seen: nothing. The rows keep what the memory held before; here NaN. The gradient of the input has such rows too, so a
-#   later sum over all rows, or a gradient norm, takes them in, although the loss never read them.
+# Seen: nothing. The rows keep what the memory held before; here NaN. The rows of the input's gradient are not written
+#   either (4.75 was seen where the memory had been used before; it depends on the allocator, so that it is not asserted
+#   below). A later sum over all rows takes them in, although the loss never read them.
 # Hurts: mixtures of experts with padded token buffers. Fresh memory is often zero, so that small tests pass.
 set -eu
 "${PYTHON:-python3}" - <<'PY'
@@ -33,5 +34,5 @@ for name, tensor in (("output", y), ("gradient of the input", x.grad)):
     print(f"{name}: NaN in {int(tensor[used:].isnan().any(1).sum())} of the {rows - used} rows after the last offset")
 print(f"loss {loss.item():.3f}, weight gradient finite: {bool(w.grad.isfinite().all())}")
 assert y[:used].isfinite().all() and x.grad[:used].isfinite().all() and w.grad.isfinite().all()
-assert y[used:].isnan().any() or x.grad[used:].isnan().any(), "the behaviour has changed"
+assert y[used:].isnan().all(), "the behaviour has changed"
 PY

@@ -12,6 +12,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from sparsellm.decoding import token_kernels
+from sparsellm.decoding.kv_cache import LayerCache, Positions
+from sparsellm.decoding.token_math import Heads, Linear
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import hybrid, inference, twell, union
@@ -37,6 +40,7 @@ def main(name: str) -> None:
     [architecture] = (a for a in ARCHITECTURES if a.name == name)
     with mock.patch("torch.nn.functional.linear", linear), forced(name):
         infer()
+        decode()
         if architecture.makes_gate:  # otherwise FP8 is a GEMM of PyTorch's
             infer_fp8(200, 272, 776)
         for shape in ((200, 264, 776), (65, 72, 264), (1100, 72, 40), (200, 72, 1032)):
@@ -90,6 +94,22 @@ def infer_fp8(m: int, k: int, n: int) -> None:
     w = FFNWeights(w_NK, w_NK, w_NK.t(), matrix(n), quantised=quantised_rows(w_NK))
     union.gate_union(x_MK, w, union.empty_union(x_MK, n))
     twell.gate_twell(x_MK, w, twell.empty_twell(m, n, x_MK.device))
+
+
+def decode() -> None:
+    """The kernels of a decoding step that are not the FFN's; for few sequences and for more."""
+    heads, capacity = Heads(4, 2, 32, 32**-0.5, True, 0, None, None, 1e-6), 70
+    rotary = matrix(capacity, 32), matrix(capacity, 32)
+    for m in (3, 20):
+        x_MK, weights = matrix(m, 272), (matrix(40, 272), matrix(24, 272))
+        for quantise in (lambda _: None, quantised_rows):
+            layers = (Linear(w_NK, matrix(len(w_NK)), quantise(w_NK)) for w_NK in weights)
+            token_kernels.linears(x_MK, tuple(layers))
+        token_kernels.residual_norm(x_MK, matrix(m, 272), matrix(272), 1e-5)
+        first_M = torch.arange(m, device="cuda")
+        cache = LayerCache(matrix(m, 2, capacity, 32), matrix(m, 2, capacity, 32))
+        at = Positions(60 - first_M, first_M, 60, rotary)
+        token_kernels.attend(matrix(m, 8 * 32), heads, cache, at)
 
 
 def order_of(m: int) -> TokenOrder:

@@ -97,7 +97,7 @@ def test_parts_of_heavy_blocks_cover_all_members_once(case):
         union.gate_union(x_MK, w, gate)
     assert not gate.arrays.tensor("arrived").any()
     total, order, control = map(gate.arrays.tensor, ("total", "order", "control"))
-    total, part, parts = total.tolist(), gate.arrays.tensor("part"), {}
+    total, part, parts = total.tolist(), gate.arrays.tensor("split"), {}
     for word, size in order[: int(control[5])].tolist():
         block, place = word & 0xFFFF, (word & 0xFFFFFFFF) >> 16
         start, which = part[place - 1].tolist() if place else (0, 1)

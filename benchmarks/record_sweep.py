@@ -130,7 +130,7 @@ def gpu_seconds(run: RunData) -> tuple[list[int], list[float]]:
     Compilation, validation and checkpoints are not counted.
     """
     steps, totals, total, last = [], [], 0.0, 0.0
-    process = None
+    process: dict[str, Any] = {}
     for record in run.train:
         step, seconds = record["step"], record["train_seconds"]
         before, process = process, [s for s in run.sessions if s["step"] < step][-1]

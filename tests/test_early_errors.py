@@ -63,6 +63,7 @@ REFUSED = {
     "generate full --temperature -1": "may be negative",
     "eval full": "full is not a checkpoint",
     "eval runs/debug --out full": "full cannot be written (it is a folder)",
+    "sweep mine.yaml --set logging.wandb=online": "wandb knows no API key: run `wandb login`",
     "report": "give run folders, or one sweep: --sweep runs/quality",
     "report full --sweep full": "give run folders, or one sweep",
     "report full --out full": "full cannot be written (it is a folder); name another file: --out",
@@ -98,6 +99,7 @@ def answers(tmp_path_factory):
         (folder / name).mkdir(parents=True)
     (folder / "full" / "file").write_text("")
     (folder / "text" / "bad.jsonl").write_text("[1]\n" * 9)
+    (folder / "mine.yaml").write_text("{name: mine, recipe: debug, runs: [{name: a}]}")
     _write_checkpoint(folder / "runs" / "debug")
     presence = Presence.within(folder / "runs" / "busy", "id").model_dump_json()
     (folder / "runs" / "busy" / PRESENCE_FILE).write_text(presence)

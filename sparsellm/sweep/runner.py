@@ -22,6 +22,7 @@ from pathlib import Path
 from sparsellm.evaluate.in_training import check_evaluation
 from sparsellm.processes.launched import launch_config
 from sparsellm.recipe import Recipe
+from sparsellm.runs.telemetry.dashboard import check_wandb
 from sparsellm.runs.telemetry.records import of_kind, read_metrics
 from sparsellm.sweep.folder import begin, check_sources, is_finished
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
@@ -59,11 +60,7 @@ def run_sweep(
             or a requirement of the benchmarks is missing.
     """
     places = _places(options.gpus, options.gpus_per_run)
-    for run in chosen:
-        run.recipe.accumulation_steps(options.gpus_per_run)
-    for recipe in {str(run.recipe.evaluation): run.recipe for run in chosen}.values():
-        check_evaluation(recipe)
-    launch_config(options.config)
+    _check_requirements(chosen, options)
     needed = {run.init_from for run in chosen} | {run.name for run in chosen}
     done = {run.name for run in plan.runs if run.name in needed and is_finished(run)}
     check_sources(chosen, done)
@@ -107,6 +104,20 @@ def run_sweep(
         why = "the time limit has passed" if late else f"{run.init_from} is not finished"
         say(f"{_at(begun)} | {run.name}: not started: {why}")
     return [run.name for run in chosen if run.name not in done]
+
+
+def _check_requirements(chosen: Sequence[PlannedRun], options: argparse.Namespace) -> None:
+    """Checks what each run needs, before any of them starts.
+
+    Raises:
+        ValueError: GPUs, a launch file, a benchmark or wandb's key do not serve; says the remedy.
+    """
+    launch_config(options.config)
+    for run in chosen:
+        run.recipe.accumulation_steps(options.gpus_per_run)
+        check_wandb(run.recipe)
+    for recipe in {str(run.recipe.evaluation): run.recipe for run in chosen}.values():
+        check_evaluation(recipe)
 
 
 def _progress(begun: float, runs: Iterable[PlannedRun]) -> str:

@@ -57,14 +57,15 @@ class MuonAndAdamW(torch.optim.Optimizer):
         first, *others = self.param_groups
         team = _team(first["params"][0])
         matrices = [p for p in first["params"] if p.grad is not None]
+        refused = self._refused(first["params"][0].device)
         # A batch goes through three stages. What a stage sends arrives while the next one computes
         # for an earlier batch.
         directions = updates = None
         for batch in [*_batches(matrices, team.size), [], []]:
-            sent = self._send_directions(batch, first, team) if batch else None
+            sent = self._send_directions(batch, first, team, refused) if batch else None
             multiplied = _send_updates(directions, first) if directions else None
             if updates:
-                self._apply(updates, first)
+                _apply(updates, first, refused)
             directions, updates = sent, multiplied
         # accelerate replaces groups and state, so AdamW is given them at every step.
         self._adamw.state, self._adamw.param_groups = self.state, others
@@ -72,13 +73,15 @@ class MuonAndAdamW(torch.optim.Optimizer):
             self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         self._adamw.step()
 
-    def _send_directions(self, matrices: list[Tensor], group: Group, team: "_Team") -> "_Transit":
+    def _send_directions(
+        self, matrices: list[Tensor], group: Group, team: "_Team", refused: Tensor
+    ) -> "_Transit":
         """Advances the momentum. The direction of a matrix goes to the rank that multiplies it.
 
         It goes in bf16, since Muon begins with the rounding, and half of the bytes are sent.
         """
         for matrix in matrices:
-            self._advance_momentum(matrix, group)
+            self._advance_momentum(matrix, group, refused)
         shares = _chunks(len(matrices), team.size)
         first = sum(shares[: team.rank])
         sent = matrices if team.shards else matrices[first : first + shares[team.rank]]
@@ -93,31 +96,20 @@ class MuonAndAdamW(torch.optim.Optimizer):
         sizes = [numel * rows for rows in _chunks(matrices[0].shape[0], team.size)]
         return _Transit(matrices, team, *_exchange(directions.split(shares), sizes, team))
 
-    def _advance_momentum(self, matrix: Tensor, group: Group) -> None:
+    def _advance_momentum(self, matrix: Tensor, group: Group, refused: Tensor) -> None:
         state = self.state[matrix]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(matrix)
         # On DTensors each operation takes 30 µs longer.
         momentum, gradient = _local(state["momentum_buffer"]), _gradient(matrix)
         # A refused gradient may be NaN. Towards itself, the momentum does not move.
-        torch.where(self._refused(matrix), momentum, gradient, out=gradient)
+        torch.where(refused, momentum, gradient, out=gradient)
         momentum.lerp_(gradient, 1 - group["momentum"])
 
-    def _apply(self, updates: "_Transit", group: Group) -> None:
-        """Decays the matrices of a batch, and adds their updates."""
-        matrices = updates.matrices
-        rate = group["lr"] * (0.2 * math.sqrt(max(matrices[0].shape)))
-        refused = self._refused(matrices[0])
-        decay = torch.where(refused, 1.0, 1 - group["lr"] * group["weight_decay"])
-        # It has a dimension, so that its product with bf16 is fp32.
-        factor = torch.where(refused, 0.0, -rate).view(1)
-        for matrix, update in zip(matrices, updates.arrived()[: len(matrices)], strict=True):
-            _local(matrix).mul_(decay).add_(update * factor)
-
-    def _refused(self, matrix: Tensor) -> Tensor:
+    def _refused(self, device: torch.device) -> Tensor:
         """Whether ``found_inf`` is 1: bool, ()."""
         if self.found_inf is None:
-            return torch.zeros((), dtype=torch.bool, device=matrix.device)
+            return torch.zeros((), dtype=torch.bool, device=device)
         return self.found_inf.bool()
 
 
@@ -184,6 +176,17 @@ def _send_updates(directions: _Transit, group: Group) -> _Transit:
     sizes = [count * height * columns for count in shares]
     received, work = _exchange(updates.split(heights, dim=1), sizes, team)
     return _Transit(matrices, team, received.view(len(matrices), height, columns), work)
+
+
+def _apply(updates: _Transit, group: Group, refused: Tensor) -> None:
+    """Decays the matrices of a batch, and adds their updates."""
+    matrices = updates.matrices
+    rate = group["lr"] * (0.2 * math.sqrt(max(matrices[0].shape)))
+    decay = torch.where(refused, 1.0, 1 - group["lr"] * group["weight_decay"])
+    # It has a dimension, so that its product with bf16 is fp32.
+    factor = torch.where(refused, 0.0, -rate).view(1)
+    for matrix, update in zip(matrices, updates.arrived()[: len(matrices)], strict=True):
+        _local(matrix).mul_(decay).add_(update * factor)
 
 
 def _chunks(total: int, parts: int) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.bench.compare import gpu
@@ -128,7 +128,7 @@ def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
     base.embed_tokens.weight[:, 0] = 8.0
     fired: list[Tensor] = []
 
-    def fit(ffn: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def fit(ffn: Any, arguments: tuple[Tensor, ...]) -> None:
         x_MK = arguments[0].flatten(0, -2)
         first_NK = getattr(ffn, "gate_proj", ffn.up_proj).weight
         first_NK[:, 0] = 0

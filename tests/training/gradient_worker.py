@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from safetensors.torch import save_file
@@ -34,6 +35,8 @@ from sparsellm.training.step import (
 
 class FixedBatch:
     """Serves this rank's micro-batches of one global batch in order."""
+
+    texts_2C = np.zeros((2, 1), dtype=np.int64)  # as `TokenLoader`'s
 
     def __init__(self, run):
         recipe, accelerator = run.recipe, run.accelerator

@@ -20,7 +20,7 @@ _PROGRAM = """
 import contextlib, io, json, sys
 sys.modules |= dict.fromkeys(["torch", "transformers"])
 from sparsellm.cli import main
-found = []
+answers = []
 for command in json.loads(sys.argv[1]):
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
@@ -30,8 +30,8 @@ for command in json.loads(sys.argv[1]):
             status = end.code
         except ImportError as error:
             status = str(error)
-    found.append((status, errors.getvalue()))
-print(json.dumps(found))
+    answers.append((status, errors.getvalue()))
+print(json.dumps(answers))
 """
 
 # In a folder with an occupied folder `full`, runs in `runs` and bad text, and without a GPU.

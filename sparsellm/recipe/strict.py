@@ -27,10 +27,10 @@ class StrictModel(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _no_switch_for_a_number(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        found = handler(value)
-        if isinstance(value, bool) and not isinstance(found, bool):  # pydantic takes true as 1
+        validated = handler(value)
+        if isinstance(value, bool) and not isinstance(validated, bool):  # pydantic takes true as 1
             raise ValueError("must be a number, not true or false")
-        return found
+        return validated
 
 
 def _as_list(value: object) -> object:
@@ -126,14 +126,14 @@ def line_of(path: Path, key: Sequence[int | str]) -> int | None:
     except (yaml.YAMLError, ValueError, OSError, RecursionError):
         return None
     for part in key:
-        found: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
+        children: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
         if isinstance(node, yaml.MappingNode):
-            found = {key.value: (key, value) for key, value in node.value}
+            children = {key.value: (key, value) for key, value in node.value}
         elif isinstance(node, yaml.SequenceNode):
-            found = {str(index): (item, item) for index, item in enumerate(node.value)}
-        if str(part) not in found:
+            children = {str(index): (item, item) for index, item in enumerate(node.value)}
+        if str(part) not in children:
             return None
-        at, node = found[str(part)]
+        at, node = children[str(part)]
         line = at.start_mark.line + 1
     return line
 

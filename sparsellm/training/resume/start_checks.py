@@ -42,15 +42,15 @@ def check_run(
 def _unused_weights(start: Path, init_from: Path) -> list[str]:
     """A warning where a run that resumes from ``start`` began with other weights than these."""
     try:
-        given = weights_id(find_checkpoint(init_from))
+        unused_id = weights_id(find_checkpoint(init_from))
     except (FileNotFoundError, ValueError):
         return []  # they are needed no more
     origin = read_trainer(start).get("init_from")
-    if origin and origin.get("id") == given:
+    if origin and origin.get("id") == unused_id:
         return []
-    began = f"those of {origin['name']} (step {origin['step']:,})" if origin else "random ones"
+    first = f"those of {origin['name']} (step {origin['step']:,})" if origin else "random ones"
     return [
         f"warning: --init-from {init_from} is not used: this run resumes, and its first weights "
-        f"were {began}. To begin with the given ones, train by another name (--set name=NEW), or "
+        f"were {first}. To begin with the given ones, train by another name (--set name=NEW), or "
         "start over with --fresh"
     ]

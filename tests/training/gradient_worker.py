@@ -36,7 +36,9 @@ from sparsellm.training.step import (
 class FixedBatch:
     """Serves this rank's micro-batches of one global batch in order."""
 
-    texts_2C = np.zeros((2, 1), dtype=np.int64)  # as `TokenLoader`'s
+    # As `TokenLoader` has them.
+    corpus_names = ("fixed",)
+    texts_2C = np.zeros((2, 1), dtype=np.int64)
 
     def __init__(self, run):
         recipe, accelerator = run.recipe, run.accelerator

@@ -284,7 +284,7 @@ def prepare(paths: list[Path], most_bytes: int, words: list[str]) -> None:
         table = pa.table({"text": texts[:rows]})
         path = folder / f"{name}.parquet"
         pq.write_table(
-            table, path, row_group_size=ROWS_OF_A_GROUP, compression="zstd", compression_level=12
+            table, path, row_group_size=ROWS_OF_A_GROUP, compression="zstd", compression_level=19
         )
         print(f"{path}: {rows:,} documents, {path.stat().st_size / 1e6:.1f} MB", flush=True)
         return path.stat().st_size

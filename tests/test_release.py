@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, process_env
 from documents import check_command, commands_in
 
 import sparsellm
@@ -46,6 +48,17 @@ def test_public_names_are_there_and_need_no_torch_to_be_listed():
         "train",
     ]
     assert all(hasattr(sparsellm, name) for name in sparsellm.__all__)
+
+
+def test_training_in_a_loop_of_ones_own_needs_no_more_than_torch():
+    code = (
+        "import sys, sparsellm; assert 'torch' not in sys.modules; "
+        "sparsellm.SparseFFN, sparsellm.SparsityController, sparsellm.replace_ffns; "
+        "print(sorted({'pydantic', 'transformers', 'accelerate', 'cupy'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=process_env())
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: path.name)

@@ -335,8 +335,8 @@ class SparsityController:
                 f"the FFNs {_listed(missing)} took no part in the last forward pass; give the "
                 "controller a part of the model in which all do"
             )
-        found = [record for record in recorded if record is not None]
-        tokens = {name: r.stats.nnz_M.numel() for name, r in zip(self.ffns, found, strict=True)}
+        passes = [record for record in recorded if record is not None]
+        tokens = {name: r.stats.nnz_M.numel() for name, r in zip(self.ffns, passes, strict=True)}
         fewest, most = min(tokens, key=tokens.__getitem__), max(tokens, key=tokens.__getitem__)
         if tokens[fewest] != tokens[most]:
             raise ValueError(
@@ -344,7 +344,7 @@ class SparsityController:
                 "give parts of the model with different tokens, such as encoder and decoder, a "
                 "controller each"
             )
-        return found
+        return passes
 
     def _begin_step(self, device: torch.device) -> None:
         """At a step's first micro-batch: reads the step before, and moves λ."""

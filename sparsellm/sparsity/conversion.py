@@ -120,14 +120,16 @@ def replace_ffns(
 
 def _candidates(model: nn.Module, names: Iterable[str] | None) -> Iterator[tuple[str, nn.Module]]:
     if names is None:
-        yield from (found for found in find_ffns(model) if not isinstance(found[1], SparseFFN))
+        for name, module in find_ffns(model):
+            if not isinstance(module, SparseFFN):
+                yield name, module
         return
     modules = dict(model.named_modules())
     for pattern in [names] if isinstance(names, str) else names:
         matching = [name for name in modules if fnmatchcase(name, pattern)]
         if not matching:
-            near = difflib.get_close_matches(pattern, modules, n=1)
-            hint = f"; the nearest is {near[0]}" if near else ""
+            nearest = difflib.get_close_matches(pattern, modules, n=1)
+            hint = f"; the nearest is {nearest[0]}" if nearest else ""
             raise ValueError(f"names: the model has no module {pattern!r}{hint}")
         for name in matching:
             yield name, modules[name]

@@ -99,8 +99,8 @@ class TargetController:
         """λ of each layer at a step (from 0): zero during the dense phase."""
         if step < self._dense_steps:
             return [0.0] * self._num_layers
-        found = [math.exp(value) for value in self._log_l1]
-        return found * (self._num_layers // len(found))
+        values = [math.exp(value) for value in self._log_l1]
+        return values * (self._num_layers // len(values))
 
     def observe(self, step: int, nnz_L: list[float]) -> None:
         """Adjusts λ after a step, by the mean non-zeros per token of each layer in that step."""

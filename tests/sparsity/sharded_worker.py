@@ -12,10 +12,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from test_controller import L, Model, by_hand, controlled
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
-
-from sparsity.test_controller import L, Model, by_hand, controlled
 
 COEFFICIENT = 2e-3
 

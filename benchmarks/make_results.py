@@ -347,6 +347,26 @@ def _muon(lines: Sequence[Line]) -> str:
     return _table(["GPUs", "Layout", "AdamW, ms", "Muon, ms"], rows)
 
 
+def _generation(lines: Sequence[Line]) -> str:
+    def measure(metric: str, baseline: str) -> Line:
+        return find(lines, "generation", metric, recipe="2b", baseline=baseline, **case)
+
+    rows = []
+    for precision, batch, prompt in (("own", 1, 128),):
+        case: dict[str, Any] = {"precision": precision, "batch": batch, "prompt": prompt}
+        static, eager = (measure("tokens_per_second", side) for side in ("static", "eager"))
+        memory = measure("peak_MiB", "static")
+        rows.append(
+            [
+                *(str(batch), str(prompt), f"{static['value']:.0f}"),
+                *(f"{side['baseline']:.0f} ({side['ratio']:.1f}×)" for side in (static, eager)),
+                *(f"{memory[key] / 1024:.1f}" for key in ("value", "baseline")),
+            ]
+        )
+    head = ["Batch", "Prompt", "`sparsellm.load`, tokens/s", "Compiled static cache", "Eager"]
+    return _table([*head, "Peak, GiB", "Peak of stock, GiB"], rows)
+
+
 # --- one FFN --------------------------------------------------------------------------------------
 
 _TRACES = {"pattern": "trace", "layer": "mean"}
@@ -440,6 +460,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "paper": _paper,
     "hours": _hours,
     "muon": _muon,
+    "generation": _generation,
     "ffn": _ffn,
     "formats": _formats,
     "shapes": _shapes,

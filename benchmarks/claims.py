@@ -34,6 +34,7 @@ def wrong(lines: Sequence[Line]) -> list[str]:
 
     names: dict[str, Any] = {
         "value": lambda *which, **case: results.find(lines, *which, **case)["value"],
+        "ratio": lambda *which, **case: results.find(lines, *which, **case)["ratio"],
         "loss": partial(last, "validation_loss"),
         "seconds": partial(last, "gpu_seconds"),
     }

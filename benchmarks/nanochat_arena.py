@@ -43,7 +43,7 @@ from sparsellm.ffn.dispatch import Kernels
 COMMIT = "92d63d4"  # that this was written for
 MOST_TOKENS = 2048  # of a document: longer ones would be cut, and their rest not trained on
 ROWS_OF_A_GROUP = 512
-DOCUMENTS_OF_A_SHARD = 20_000
+DOCUMENTS_OF_A_SHARD = 8_192
 VALIDATION_EVERY = 40  # one document in so many
 FIRST_STEPS = 10  # that nanochat leaves out of its training time
 # FlashAttention-3, which sliding windows need, is fetched from the net, as are CORE's tasks.
@@ -284,7 +284,7 @@ def prepare(paths: list[Path], most_bytes: int, words: list[str]) -> None:
         table = pa.table({"text": texts[:rows]})
         path = folder / f"{name}.parquet"
         pq.write_table(
-            table, path, row_group_size=ROWS_OF_A_GROUP, compression="zstd", compression_level=19
+            table, path, row_group_size=ROWS_OF_A_GROUP, compression="zstd", compression_level=12
         )
         print(f"{path}: {rows:,} documents, {path.stat().st_size / 1e6:.1f} MB", flush=True)
         return path.stat().st_size

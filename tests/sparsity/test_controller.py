@@ -315,9 +315,9 @@ def test_it_computes_in_the_type_of_its_tokens(tokens):
             assert ffn(x).dtype == torch.bfloat16
 
 
-def test_compiled_whole_it_is_one_graph_for_all_capacities(monkeypatch):
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_compiled_whole_it_is_one_graph_for_all_capacities():
     """And the same numbers; capacities change after 16 steps and a growth."""
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
     compiles = []
 
     def backend(graph, inputs):

@@ -260,6 +260,8 @@ def test_another_end_of_document_token_is_another_tokenizer(texts, tmp_path):
     content = json.loads(build_tokenizer("bytes").to_str())
     content["added_tokens"].append(content["added_tokens"][0] | {"id": 257, "content": "<eos>"})
     (folder / "tokenizer.json").write_text(json.dumps(content))
+    end = {"eos_token": content["added_tokens"][0]["content"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(end))
     name = f"hf:{folder}"
     _tokenize(texts, tmp_path / "tokens", "--tokenizer", name)
     files, held_out = texts

@@ -64,6 +64,7 @@ def test_shapes_and_non_zeros_are_read():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_commands_errors(name, capsys, monkeypatch):
+    monkeypatch.setattr("sparsellm.bench.cli.may_have_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for arguments, message in [
         ([], f"bench {name} measures GPU kernels and needs a CUDA device"),
@@ -370,6 +371,7 @@ def test_memory_is_that_of_what_is_kept_and_of_the_peak(monkeypatch):
 
 def test_the_command_records_case_by_case(clock, monkeypatch, tmp_path, capsys):
     measure = ffn_train.measure
+    monkeypatch.setattr("sparsellm.bench.cli.may_have_gpu", lambda: True)
     monkeypatch.setattr(ffn_train, "measure", lambda options: measure(options, CPU))
     monkeypatch.setattr("sparsellm.bench.record.hardware", lambda: "none")
     monkeypatch.setenv(FORCED, "portable")

@@ -21,6 +21,8 @@ from sparsellm.ffn.kernels.launch import Layout, kernels_of
 from sparsellm.paths import bundled
 
 pathfinder = pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
+# Whichever test comes first compiles the kernels that others use: minutes where cores are busy.
+pytestmark = pytest.mark.timeout(900)
 KERNELS = compile.sources()
 SOURCES = sorted(set(KERNELS.values()))
 # What there is since Ampere, and the shared memory in KiB that a block of threads can have there.
@@ -150,7 +152,6 @@ def test_every_target_that_a_compiler_knows_is_compiled(version):
     assert {target for v, target, _ in EVERY if v == version} == set(TARGETS[version])
 
 
-@pytest.mark.timeout(900)  # ten seconds to thirty, where the cores are free
 @pytest.mark.parametrize(("version", "target", "element"), COMPILATIONS, ids=str)
 def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, element):
     for architecture in architectures_of(target):
@@ -159,7 +160,6 @@ def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, el
             _check_usage(kernels, version, target)
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("activation", [name for name in RECTIFIED if name != "relu"])
 @pytest.mark.parametrize(
     ("target", "element"),
@@ -177,7 +177,6 @@ def test_kernels_of_every_activation_compile(compiled, activation, target, eleme
             _check_usage(kernels, NEWEST, target)
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("version", "target"),
     [("12.6", "sm_90a"), ("12.8", "sm_120"), ("12.9", "sm_100"), ("12.8", "sm_90a")],

@@ -56,7 +56,7 @@ def main(words: list[str] | None = None) -> None:
         ratio = milliseconds / baseline if baseline else None
         figure = (milliseconds, "ms", baseline, ratio)
         of = case | {"optimizer": name}
-        measurements.append(Measurement("optimizer_step", of, "step_ms", *figure, taken=context))
+        measurements.append(Measurement("optimizer_step", of, "step_ms", *figure, context=context))
     if run.accelerator.is_main_process:
         for measurement in measurements:
             print(row([measurement]))

@@ -127,7 +127,7 @@ def main(words: list[str] | None = None, device: torch.device | None = None) -> 
         for measurements in measure(theirs_in(options.theirs), options, device):
             print(row(measurements), flush=True)
             if options.record:
-                append([replace(m, taken=command) for m in measurements], options.record)
+                append([replace(m, context=command) for m in measurements], options.record)
     except ValueError as error:
         sys.exit(f"error: {error}")
 

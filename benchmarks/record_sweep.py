@@ -52,7 +52,7 @@ def figures(folder: Path) -> Iterator[list[Measurement]]:
     for group in sweep.groups:
         for run in group.runs:
             taken = taken_by(run.sessions) | by
-            yield [replace(m, taken=taken) for m in _figures(f"sweep_{sweep.name}", run)]
+            yield [replace(m, context=taken) for m in _figures(f"sweep_{sweep.name}", run)]
 
 
 def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:

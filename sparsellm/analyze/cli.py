@@ -56,8 +56,8 @@ def _analyze(options: argparse.Namespace) -> None:
     device = pick_device(options.device)
     pretrained = load_pretrained(path, device, default_dtype(device))
     count = pretrained.recipe.model.num_hidden_layers
-    kept = range(count) if options.trace_layers is None else options.trace_layers
-    if any(not 0 <= layer < count for layer in kept):
+    traced_layers = range(count) if options.trace_layers is None else options.trace_layers
+    if any(not 0 <= layer < count for layer in traced_layers):
         raise ValueError(f"--trace-layers: {path} has layers 0 to {count - 1}")
     corpora = held_out_corpora(pretrained.recipe, options.data)
     statistics, traces, ids_BT = analyze(
@@ -65,7 +65,7 @@ def _analyze(options: argparse.Namespace) -> None:
     )
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / STATISTICS_FILE, json.dumps(statistics, indent=1) + "\n")
-    save_traces(out / TRACES_FILE, [traces[layer] for layer in kept], ids_BT)
+    save_traces(out / TRACES_FILE, [traces[layer] for layer in traced_layers], ids_BT)
     print(table(statistics))
     print(f"wrote {out / STATISTICS_FILE} and {out / TRACES_FILE}")
 
@@ -100,6 +100,6 @@ def table(statistics: dict[str, Any]) -> str:
         tokens = ", ".join(
             f"{t['text']!r} {t['nnz_mean']:.1f}" for t in statistics["tokens_by_nnz"][end][:8]
         )
-        told = f"frequent tokens for which the {which} neurons fire, on average"
-        lines.append(f"{told}: {tokens or 'no token is frequent enough'}")
+        label = f"frequent tokens for which the {which} neurons fire, on average"
+        lines.append(f"{label}: {tokens or 'no token is frequent enough'}")
     return "\n".join(lines)

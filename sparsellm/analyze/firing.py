@@ -51,8 +51,8 @@ def analyze(
     shape = recipe.model
     layers = [LayerTally(shape.intermediate_size, device) for _ in range(shape.num_hidden_layers)]
     by_token = TokenTally(recipe.padded_vocab_size, device)
-    kept: list[list[Trace]] = []  # per batch, one per layer
-    kept_ids: list[NDArray[np.int64]] = []
+    traces_by_batch: list[list[Trace]] = []  # per batch, one per layer
+    traced_ids: list[NDArray[np.int64]] = []
     batches = held_out_tokens(pretrained, corpora, num_tokens, micro_batch_size)
     tokens = 0
     for token_BT, patterns in fired(pretrained, batches):
@@ -62,8 +62,8 @@ def analyze(
         missing = max(trace_tokens // shape.context_length, 1) - tokens // shape.context_length
         if missing > 0:  # sequences
             rows = missing * shape.context_length
-            kept.append([pattern_trace(active_MN[:rows]) for active_MN in patterns])
-            kept_ids.append(token_BT[:missing].numpy())
+            traces_by_batch.append([pattern_trace(active_MN[:rows]) for active_MN in patterns])
+            traced_ids.append(token_BT[:missing].numpy())
         tokens += len(token_M)
     extremes = by_token.extremes(SHOWN_TOKENS, max(tokens // RAREST_TOKEN, MIN_OCCURRENCES))
     statistics = {
@@ -82,9 +82,9 @@ def analyze(
                     "nnz_mean": mean,
                     "occurrences": occurrences,
                 }
-                for token, mean, occurrences in found
+                for token, mean, occurrences in ranked_tokens
             ]
-            for end, found in zip(("lowest", "highest"), extremes, strict=True)
+            for end, ranked_tokens in zip(("lowest", "highest"), extremes, strict=True)
         },
     }
     traces = [
@@ -93,9 +93,9 @@ def analyze(
             np.concatenate([trace.index for trace in of_layer]),
             shape.intermediate_size,
         )
-        for of_layer in zip(*kept, strict=True)
+        for of_layer in zip(*traces_by_batch, strict=True)
     ]
-    return statistics, traces, np.concatenate(kept_ids)
+    return statistics, traces, np.concatenate(traced_ids)
 
 
 def held_out_corpora(recipe: Recipe, files: list[str] | None) -> list[Corpus]:
@@ -120,8 +120,8 @@ def held_out_corpora(recipe: Recipe, files: list[str] | None) -> list[Corpus]:
     if not held_out:
         names = ", ".join(corpus.name for corpus in corpora)
         raise ValueError(f"the recipe's corpus {names} has no held-out text; {remedy}")
-    if others := [corpus.name for corpus in corpora if not corpus.validation]:
-        warn(f"not measured, since it has no held-out text: corpus {', '.join(others)}")
+    if unmeasured := [corpus.name for corpus in corpora if not corpus.validation]:
+        warn(f"not measured, since it has no held-out text: corpus {', '.join(unmeasured)}")
     return held_out
 
 

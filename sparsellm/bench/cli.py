@@ -31,28 +31,30 @@ class Benchmark(NamedTuple):
 
 def ffn_options(parser: argparse.ArgumentParser) -> None:
     """Options that select the cases of one FFN, `ffn_cases.selected`, and their variants."""
-    many: dict[str, Any] = {"nargs": "+"}
+    one_or_more: dict[str, Any] = {"nargs": "+"}
     text = "numbers of tokens that the FFN gets at once (default: 16,384)"
     parser.add_argument(
-        "--M", type=positive_int, metavar="TOKENS", default=[16_384], help=text, **many
+        "--M", type=positive_int, metavar="TOKENS", default=[16_384], help=text, **one_or_more
     )
     text = "shapes of the FFN: hidden size / neurons (default: 2048/5632)"
     shape = "K/N[/non-gated]"
-    parser.add_argument("--shape", metavar=shape, default=["2048/5632"], help=text, **many)
+    parser.add_argument("--shape", metavar=shape, default=["2048/5632"], help=text, **one_or_more)
     text = "which neurons fire: as recorded, or synthetic (default: all three)"
     patterns = ("trace", "uniform", "skewed")
-    parser.add_argument("--pattern", choices=patterns, default=patterns, help=text, **many)
+    parser.add_argument("--pattern", choices=patterns, default=patterns, help=text, **one_or_more)
     nnz = ("15", "30", "60", "120", "300", "50%")
     text = "non-zeros per token of synthetic patterns, as numbers or percentages of the neurons"
-    parser.add_argument("--nnz", metavar="NNZ", default=nnz, help=text, **many)
+    parser.add_argument("--nnz", metavar="NNZ", default=nnz, help=text, **one_or_more)
     text = "traces of a trained model, from `sparsellm analyze` (default: those of the checkout)"
     parser.add_argument("--traces", type=Path, metavar="FILE", help=text)
     text = "formats in which the active neurons are stored (default: union)"
     formats = ("union", "twell")
-    parser.add_argument("--format", choices=formats, default=["union"], help=text, **many)
+    parser.add_argument("--format", choices=formats, default=["union"], help=text, **one_or_more)
     text = "precisions of the gate's product on the sparse side; dense is bf16 (default: bf16)"
     precisions = ("bf16", "fp8")
-    parser.add_argument("--precision", choices=precisions, default=["bf16"], help=text, **many)
+    parser.add_argument(
+        "--precision", choices=precisions, default=["bf16"], help=text, **one_or_more
+    )
     _add_seconds(parser)
 
 
@@ -88,18 +90,20 @@ def _forward_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _generation_options(parser: argparse.ArgumentParser) -> None:
-    many: dict[str, Any] = {"nargs": "+"}
+    one_or_more: dict[str, Any] = {"nargs": "+"}
     text = "recipes whose models generate (default: 2b and 0.5b)"
-    parser.add_argument("--recipe", default=["2b", "0.5b"], help=text, **many)
+    parser.add_argument("--recipe", default=["2b", "0.5b"], help=text, **one_or_more)
     text = "neurons that fire for a token on average, in every layer (default: 30)"
     parser.add_argument("--nnz", type=float, default=30.0, help=text)
     text = "precisions of our side; the others are bf16 (default: own and fp8)"
     choices = ("own", "fp8")
-    parser.add_argument("--precision", choices=choices, default=choices, help=text, **many)
+    parser.add_argument("--precision", choices=choices, default=choices, help=text, **one_or_more)
     text = "numbers of sequences (default: 1 and 8)"
-    parser.add_argument("--batch", type=positive_int, default=[1, 8], help=text, **many)
+    parser.add_argument("--batch", type=positive_int, default=[1, 8], help=text, **one_or_more)
     text = "tokens of the prompts (default: 128 and 2,048)"
-    parser.add_argument("--prompt", type=positive_int, default=[128, 2048], help=text, **many)
+    parser.add_argument(
+        "--prompt", type=positive_int, default=[128, 2048], help=text, **one_or_more
+    )
     text = "tokens after the first, whose rate is measured (default: 128)"
     parser.add_argument("--new-tokens", type=positive_int, default=128, help=text)
     text = "timed calls of each side, of which the median counts (default: 5)"
@@ -204,10 +208,10 @@ def _run(benchmark: Benchmark, options: argparse.Namespace) -> None:
         from sparsellm.bench import record
 
         module = importlib.import_module(f"sparsellm.bench.{benchmark.module}")
-    found = None
-    for found in module.measure(options):
-        print(record.row(found), flush=True)
+    measurements = None
+    for measurements in module.measure(options):
+        print(record.row(measurements), flush=True)
         if options.record:
-            record.append(found, options.record)
-    if found is None:
+            record.append(measurements, options.record)
+    if measurements is None:
         raise ValueError("no case was measured; the reasons are above")

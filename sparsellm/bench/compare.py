@@ -57,46 +57,55 @@ def compare(
         for side in (dense, ours):
             warm_up(side, device)
         difference = 0.0
-        for what, result, expected in results():
+        for name, result, expected in results():
             error = (result.float() - expected.float()).norm()
             off = float(error / expected.float().norm().clamp(min=1e-30))
             if not off <= most_off:  # NaN too
                 raise ValueError(
-                    f"{what} differs from dense by {off:.1%}; wrong results are not timed"
+                    f"{name} differs from dense by {off:.1%}; wrong results are not timed"
                 )
             difference = max(difference, off)
         times = sustained({"dense": dense, "ours": ours}, device, seconds)
-    own, base = times["ours"], times["dense"]
+    our_timing, dense_timing = times["ours"], times["dense"]
 
     def against(metric: str, unit: str, values: Values, baselines: Values) -> Measurement:
-        value, under = _median(values, own, seconds)
-        baseline, base_under = _median(baselines, base, seconds)
+        value, under = _median(values, our_timing, seconds)
+        baseline, base_under = _median(baselines, dense_timing, seconds)
         ratio = value / baseline if unit == "tokens/ms" else baseline / value
         return Measurement(bench, case, metric, value, unit, baseline, ratio, under, base_under)
 
     if as_rate:
-        found = [against("tokens_per_ms", "tokens/ms", tokens / own.ms, tokens / base.ms)]
+        measurements = [
+            against("tokens_per_ms", "tokens/ms", tokens / our_timing.ms, tokens / dense_timing.ms)
+        ]
     else:
-        found = [against("ms", "ms", own.ms, base.ms)]
-    if len(own.stages) > 1:
-        stages = own.stages.items()
-        found += [against(f"{name}_ms", "ms", ms, base.stages[name]) for name, ms in stages]
-    if own.watts and base.watts:  # W · ms = mJ
+        measurements = [against("ms", "ms", our_timing.ms, dense_timing.ms)]
+    if len(our_timing.stages) > 1:
+        stages = our_timing.stages.items()
+        measurements += [
+            against(f"{name}_ms", "ms", ms, dense_timing.stages[name]) for name, ms in stages
+        ]
+    if our_timing.watts and dense_timing.watts:  # W · ms = mJ
         mj, of_dense = (
             watts * float(np.median(ms)) / tokens
-            for watts, ms in ((own.watts, own.ms), (base.watts, base.ms))
+            for watts, ms in (
+                (our_timing.watts, our_timing.ms),
+                (dense_timing.watts, dense_timing.ms),
+            )
         )
-        found.append(Measurement(bench, case, "mJ_per_token", mj, "mJ", of_dense, of_dense / mj))
-    return [*found, Measurement(bench, case, "difference", difference, "relative to dense")]
+        measurements.append(
+            Measurement(bench, case, "mJ_per_token", mj, "mJ", of_dense, of_dense / mj)
+        )
+    return [*measurements, Measurement(bench, case, "difference", difference, "relative to dense")]
 
 
 def _median(values: Values, side: Timing, seconds: float) -> tuple[float, dict[str, float]]:
     """The median, and how it was sustained: its spread, and power and clock of the GPU."""
-    median, found = spread(values)
-    for name, own in (("watts", side.watts), ("sm_mhz", side.sm_mhz)):
-        if own is not None:
-            found[name] = own
-    return median, found | {"seconds": seconds}
+    median, conditions = spread(values)
+    for name, reading in (("watts", side.watts), ("sm_mhz", side.sm_mhz)):
+        if reading is not None:
+            conditions[name] = reading
+    return median, conditions | {"seconds": seconds}
 
 
 def warm_up(side: Side, device: torch.device) -> None:

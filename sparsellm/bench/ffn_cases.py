@@ -119,16 +119,16 @@ def selected(options: argparse.Namespace) -> list[Case]:
         ValueError: there is none, or an option is out of range.
     """
     synthetic = [name for name in options.pattern if name != "trace"]
-    found = []
+    cases = []
     for shape in map(parse_shape, options.shape):
         targets = [parse_nnz(text, shape.intermediate_size) for text in options.nnz]
         for m in options.M:
             if "trace" in options.pattern and shape == TRACED:
-                found.append(Case(m, shape, "trace", None))
-            found += [Case(m, shape, name, nnz) for name in synthetic for nnz in targets]
-    if not found:
+                cases.append(Case(m, shape, "trace", None))
+            cases += [Case(m, shape, name, nnz) for name in synthetic for nnz in targets]
+    if not cases:
         raise ValueError(f"traces are of {TRACED}: --shape and --pattern select no case")
-    return found
+    return cases
 
 
 def synthetic_layer(case: Case, device: torch.device) -> Layer:

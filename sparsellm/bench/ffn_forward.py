@@ -52,7 +52,7 @@ def _forward(bench: FFNBench, kernels: Any, layer: Layer, key: dict[str, Any]) -
             raise ValueError("; ".join(done.left_alone.values()))
         done.prefill.order = layer.order
         ours.append(partial(ffn, layer.x_MK))
-    found = bench.compare(
+    measurements = bench.compare(
         "ffn_decode" if decodes else "ffn_forward",
         key | {"kernels": kernels} | ({"launch": "graph"} if decodes else {}),
         _side(compiled, bench.device),
@@ -63,7 +63,7 @@ def _forward(bench: FFNBench, kernels: Any, layer: Layer, key: dict[str, Any]) -
     )
     chosen = [path for paths in done.paths().values() for path in paths.values()]
     path = chosen[0] if chosen else kernels
-    return [replace(each, case=each.case | {"path": path}) for each in found]
+    return [replace(each, case=each.case | {"path": path}) for each in measurements]
 
 
 def _side(calls: list[Callable[[], Tensor]], device: torch.device) -> Side:

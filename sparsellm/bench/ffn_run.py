@@ -84,9 +84,9 @@ class FFNBench:
         for layer, named in self._layers(case):
             of_layers.append([])
             for way in self._each_way(layer):
-                found = measure(way, case_key(case, way, named))
-                of_layers[-1].append(found)
-                yield found
+                measurements = measure(way, case_key(case, way, named))
+                of_layers[-1].append(measurements)
+                yield measurements
         if case.pattern == "trace":
             yield from map(mean_over_layers, zip(*of_layers, strict=True))
 
@@ -116,8 +116,8 @@ class FFNBench:
         if layer.ids_BT is not None:  # TwELL packs each token alone: to it the order is all one
             orders["union"].append(in_token_order(layer, layer.ids_BT))
         for format, precision in self._ways:
-            for own in orders[format]:
-                yield own._replace(format=format, fp8=precision == "fp8")
+            for ordered in orders[format]:
+                yield ordered._replace(format=format, fp8=precision == "fp8")
 
     def sort_share(self, layer: Layer) -> float:
         """One layer's share of the time to sort the tokens, in the traced model; milliseconds."""
@@ -152,7 +152,7 @@ def case_key(case: Case, layer: Layer, named: Mapping[str, Any]) -> dict[str, An
 
 def mean_over_layers(layers: Sequence[list[Measurement]]) -> list[Measurement]:
     """The mean of each metric; ratios are ratios of the means."""
-    found = []
+    mean_measurements = []
     for members in zip(*layers, strict=True):
         case = members[0].case | {"layer": "mean"}
         for key in ("nnz", "measured_nnz", "union_64"):
@@ -161,8 +161,8 @@ def mean_over_layers(layers: Sequence[list[Measurement]]) -> list[Measurement]:
         names = ("value", "baseline", "sustained", "baseline_sustained")
         mean = {name: _mean([getattr(m, name) for m in members]) for name in names}
         ratio = mean["baseline"] and mean["baseline"] / mean["value"]
-        found.append(replace(members[0], case=case, ratio=ratio, **mean))
-    return found
+        mean_measurements.append(replace(members[0], case=case, ratio=ratio, **mean))
+    return mean_measurements
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -61,10 +61,10 @@ class Step:
 
     def side(self) -> Side:
         """Both stages, for `timing.sustained`."""
-        kept: deque[tuple[Tensor, ...]] = deque()
+        outputs: deque[tuple[Tensor, ...]] = deque()
         stages = {
-            "forward": lambda: kept.append(self.forward()),
-            "backward": lambda: self.backward(kept.popleft()),
+            "forward": lambda: outputs.append(self.forward()),
+            "backward": lambda: self.backward(outputs.popleft()),
         }
         return Side(stages, most_at_once=AT_ONCE)
 
@@ -87,7 +87,7 @@ def measure(
 def _train(bench: FFNBench, graph: bool, layer: Layer, key: dict[str, Any]) -> list[Measurement]:
     steps, results = new_steps(bench, layer, any_pattern=graph)
     sides = {n: step.graph(bench.device) if graph else step.side() for n, step in steps.items()}
-    found = bench.compare(
+    measurements = bench.compare(
         "ffn_train",
         key | {"path": "sparse"} | ({"launch": "graph"} if graph else {}),
         sides["dense"],
@@ -98,8 +98,8 @@ def _train(bench: FFNBench, graph: bool, layer: Layer, key: dict[str, Any]) -> l
         mode=torch.enable_grad,
     )
     if bench.device.type == "cuda" and not graph:
-        found += memory(steps, found[0].case)
-    return found
+        measurements += memory(steps, measurements[0].case)
+    return measurements
 
 
 def new_steps(
@@ -119,11 +119,11 @@ def new_steps(
     capacity = -(-len(x_MK) // BLOCK_TOKENS) * len(layer.w_NK)
     if not any_pattern:
         capacity = settled_capacity(ffn, x_MK, layer.order)
-    wanted, dy_MK = [x_MK, *ffn.parameters()], random_gradient(x_MK)
+    inputs, dy_MK = [x_MK, *ffn.parameters()], random_gradient(x_MK)
     compiled, weights = bench.compiled, dense_weights(ffn)
-    dense = Step(lambda: (compiled(x_MK, *weights),), wanted, (dy_MK,))
-    ours = Step(partial(_with_l1, ffn, x_MK, capacity, layer.order), wanted, (dy_MK, d_l1))
-    expected = Step(partial(_with_l1, ffn, x_MK, None), wanted, (dy_MK, d_l1))
+    dense = Step(lambda: (compiled(x_MK, *weights),), inputs, (dy_MK,))
+    ours = Step(partial(_with_l1, ffn, x_MK, capacity, layer.order), inputs, (dy_MK, d_l1))
+    expected = Step(partial(_with_l1, ffn, x_MK, None), inputs, (dy_MK, d_l1))
     gradients = [f"the gradient of {name}" for name in ("x", *dict(ffn.named_parameters()))]
     names = ["y", "the L1 sum", *gradients]
 
@@ -160,8 +160,8 @@ def _with_l1(
 
 def memory(steps: Mapping[str, Step], case: dict[str, Any]) -> list[Measurement]:
     """``memory_MiB``, kept from forward to backward, and ``peak_MiB``, of both sides."""
-    found = {name: _memory(step) for name, step in steps.items()}
-    metrics = zip(("memory_MiB", "peak_MiB"), found["ours"], found["dense"], strict=True)
+    mib_of = {name: _memory(step) for name, step in steps.items()}
+    metrics = zip(("memory_MiB", "peak_MiB"), mib_of["ours"], mib_of["dense"], strict=True)
     return [
         Measurement("ffn_train", case, metric, ours, "MiB", of_dense, of_dense / ours)
         for metric, ours, of_dense in metrics

@@ -80,9 +80,9 @@ def _of_recipe(
                     "static": partial(stock.generate, ids, **_STATIC),
                     "eager": partial(stock.generate, ids),
                 }
-                found = _timed(sides, batch, options, device)
+                timings = _timed(sides, batch, options, device)
                 yield [
-                    *_records(case, found, extra),
+                    *_records(case, timings, extra),
                     Measurement("generation", case, "difference", difference, "relative to dense"),
                 ]
         restore(ours)
@@ -99,8 +99,8 @@ def _stock_model(recipe: Recipe, device: torch.device) -> HFModel:
         parameter.data = parameter.data.bfloat16()
     model.generation_config.pad_token_id = 0
     model.generation_config.do_sample = False
-    found: HFModel = model.to(device).eval()
-    return found
+    stock: HFModel = model.to(device).eval()
+    return stock
 
 
 def _same_weights(stock: HFModel) -> HFModel:
@@ -113,8 +113,8 @@ def _same_weights(stock: HFModel) -> HFModel:
     model.generation_config = copy.deepcopy(stock.generation_config)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    found: HFModel = use_sparse_ffn(model).eval()
-    return found
+    ours: HFModel = use_sparse_ffn(model).eval()
+    return ours
 
 
 def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
@@ -159,12 +159,12 @@ def _difference(stock: HFModel, ours: HFModel, ids_BT: Tensor) -> float:
     """Of the logits of a prompt's last tokens, which ours computes one by one."""
     start = ids_BT.shape[1] - _CHECKED_TOKENS
     sequences = Sequences(ours, ids_BT[:, :start], None, ids_BT.shape[1] + 1)
-    found = [sequences.prompt_logits()]
+    our_logits = [sequences.prompt_logits()]
     for token_B in ids_BT[:, start:].unbind(1):
         sequences.append(token_B)
-        found.append(sequences.step().clone())
+        our_logits.append(sequences.step().clone())
     expected = stock(ids_BT, use_cache=False, logits_to_keep=_CHECKED_TOKENS + 1).logits.float()
-    error = torch.stack(found, 1).float() - expected
+    error = torch.stack(our_logits, 1).float() - expected
     return float(error.norm() / expected.norm())
 
 
@@ -175,7 +175,7 @@ def _timed(
     device: torch.device,
 ) -> dict[str, dict[str, Any]]:
     """Of every side: its rates, the milliseconds of the first token, and its peak memory."""
-    found: dict[str, dict[str, Any]] = {
+    timings: dict[str, dict[str, Any]] = {
         name: {"rates": [], "first": [], "peak": 0.0} for name in sides
     }
     for generate in sides.values():  # compiles
@@ -187,10 +187,10 @@ def _timed(
                 torch.cuda.reset_peak_memory_stats(device)
             first = _seconds(generate, 1, device)
             rest = _seconds(generate, options.new_tokens + 1, device) - first
-            found[name]["rates"].append(batch * options.new_tokens / rest)
-            found[name]["first"].append(1e3 * first)
-            found[name]["peak"] = max(found[name]["peak"], _peak(device))
-    return found
+            timings[name]["rates"].append(batch * options.new_tokens / rest)
+            timings[name]["first"].append(1e3 * first)
+            timings[name]["peak"] = max(timings[name]["peak"], _peak(device))
+    return timings
 
 
 def _seconds(generate: Callable[..., Any], num_tokens: int, device: torch.device) -> float:
@@ -210,14 +210,14 @@ def _peak(device: torch.device) -> int:
 
 
 def _records(
-    case: dict[str, Any], found: dict[str, dict[str, Any]], extra: int
+    case: dict[str, Any], timings: dict[str, dict[str, Any]], extra: int
 ) -> list[Measurement]:
     """Ratios are better above 1. ``extra``: bytes that ours keeps and stock does not."""
     records = []
     for baseline in ("static", "eager"):
-        own, base = found["ours"], found[baseline]
+        ours, base = timings["ours"], timings[baseline]
         keys = case | {"baseline": baseline}
-        rate, under = spread(own["rates"])
+        rate, under = spread(ours["rates"])
         base_rate, base_under = spread(base["rates"])
         records.append(
             Measurement(
@@ -225,11 +225,11 @@ def _records(
                 *(base_rate, rate / base_rate, under, base_under),
             )
         )
-        first, _ = spread(own["first"])
+        first, _ = spread(ours["first"])
         base_first, _ = spread(base["first"])
         values = (first, "ms", base_first, base_first / first)
         records.append(Measurement("generation", keys, "first_token_ms", *values))
-        peak, base_peak = own["peak"] / 2**20, (base["peak"] - extra) / 2**20
+        peak, base_peak = ours["peak"] / 2**20, (base["peak"] - extra) / 2**20
         ratio = base_peak / peak if peak else None
         records.append(Measurement("generation", keys, "peak_MiB", peak, "MiB", base_peak, ratio))
     return records

@@ -64,11 +64,13 @@ def _of_checkpoint(
     loaded = {name: load_pretrained(path, device, torch.bfloat16) for name in ("dense", "ours")}
     tokens_BT = held_out(loaded["dense"], recipe, options.data).to(device)
     models = {name: pretrained.model for name, pretrained in loaded.items()}
-    seen: list[tuple[Tensor, dict[str, float]]] = []  # by layer: its input, and keys of the pattern
+    layer_inputs: list[
+        tuple[Tensor, dict[str, float]]
+    ] = []  # by layer: its input, and keys of the pattern
 
     def keep(layer: int, x_MK: Tensor, w_NK: Tensor) -> None:
         nnz, union_64 = describe(x_MK, w_NK)
-        seen.append((x_MK, {"measured_nnz": nnz, "union_64": union_64}))
+        layer_inputs.append((x_MK, {"measured_nnz": nnz, "union_64": union_64}))
 
     with watch_ffns(models["dense"], keep), torch.inference_mode():
         logits(models["dense"], tokens_BT)
@@ -79,31 +81,35 @@ def _of_checkpoint(
     for model in models.values():
         prepare_blocks(model, RuntimeConfig(compile=True))
     calls = {name: partial(logits, model, tokens_BT) for name, model in models.items()}
-    how: dict[str, Any] = {"tokens": case["M"], "device": device, "seconds": options.seconds}
+    timing_options: dict[str, Any] = {
+        "tokens": case["M"],
+        "device": device,
+        "seconds": options.seconds,
+    }
     means = {
-        key: statistics.fmean(pattern[key] for _, pattern in seen)
+        key: statistics.fmean(pattern[key] for _, pattern in layer_inputs)
         for key in ("measured_nnz", "union_64")
     }
     # Under `accelerate` each block has its own graph, in which its dispatch is a constant.
     # torch runs blocks beyond its limit of eight eagerly, and counts earlier checkpoints' blocks.
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(recompile_limit=2 * len(seen) + 8):
-        found = compare(
+    with torch._dynamo.config.patch(recompile_limit=2 * len(layer_inputs) + 8):
+        measurements = compare(
             "model_forward",
             case | {"token_order": "auto"} | means,
             *(Side({"forward": calls[name]}) for name in ("dense", "ours")),
             results=lambda: [("ours", calls["ours"](), calls["dense"]())],
             most_off=MAX_DIFFERENCE[precision],
             as_rate=True,
-            **how,
+            **timing_options,
         )
     sparse = sum("sparse" in paths.values() for paths in done.paths().values())
-    whole = found[0].case
-    yield [*found, Measurement("model_forward", whole, "sparse_layers", sparse, "layers")]
+    whole = measurements[0].case
+    yield [*measurements, Measurement("model_forward", whole, "sparse_layers", sparse, "layers")]
     if not options.layers:
         return
     compiled = torch.compile(dense)
-    for number, (x_MK, pattern) in enumerate(seen):
+    for number, (x_MK, pattern) in enumerate(layer_inputs):
         ffn, accelerated = (model.model.layers[number].mlp for model in models.values())
         arguments = (x_MK, *dense_weights(ffn))
         yield compare(
@@ -113,7 +119,7 @@ def _of_checkpoint(
             Side({"forward": partial(accelerated, x_MK)}),
             results=partial(_layer_result, accelerated, arguments),
             most_off=MAX_LAYER_DIFFERENCE[precision],
-            **how,
+            **timing_options,
         )
 
 
@@ -167,5 +173,5 @@ def held_out(pretrained: Pretrained, recipe: Recipe, files: list[str] | None = N
 
 def logits(model: Callable[..., Any], tokens_BT: Tensor) -> Tensor:
     """Logits of all positions, (B, T, vocabulary)."""
-    found: Tensor = model(tokens_BT, use_cache=False).logits
-    return found
+    logits_BTV: Tensor = model(tokens_BT, use_cache=False).logits
+    return logits_BTV

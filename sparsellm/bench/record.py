@@ -32,12 +32,12 @@ class Measurement:
     sustained: Mapping[str, float] | None = None
     baseline_sustained: Mapping[str, float] | None = None
     # Keys of `append`'s context, if it was not measured in this process.
-    taken: Mapping[str, str] = field(default_factory=dict)
+    context: Mapping[str, str] = field(default_factory=dict)
 
 
 def append(measurements: Sequence[Measurement], path: Path = RESULTS) -> None:
     """Appends one line per measurement, with where, when and how it was measured."""
-    context = {
+    defaults = {
         "hardware": hardware(),
         "commit": commit() or "unknown",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -47,9 +47,9 @@ def append(measurements: Sequence[Measurement], path: Path = RESULTS) -> None:
     with path.open("a", encoding="utf-8") as file:
         for measurement in measurements:
             line = asdict(measurement)
-            taken = line.pop("taken")
+            context = line.pop("context")
             line = {k: v for k, v in line.items() if v is not None or "sustained" not in k}
-            file.write(json.dumps(line | context | taken) + "\n")
+            file.write(json.dumps(line | defaults | context) + "\n")
 
 
 def _command() -> str:
@@ -73,10 +73,10 @@ def hardware() -> str:
     return f"{name}, {usable_cores()} cores"
 
 
-def row(found: Sequence[Measurement]) -> str:
+def row(measurements: Sequence[Measurement]) -> str:
     """The printed line of one case: each metric with its spread, ratio and baseline."""
-    case = " ".join(f"{key}={_number(value)}" for key, value in found[0].case.items())
-    return f"{found[0].bench} {case}: {', '.join(map(_figure, found))}"
+    case = " ".join(f"{key}={_number(value)}" for key, value in measurements[0].case.items())
+    return f"{measurements[0].bench} {case}: {', '.join(map(_figure, measurements))}"
 
 
 def _figure(m: Measurement) -> str:

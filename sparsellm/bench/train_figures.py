@@ -106,13 +106,13 @@ def figures(
 
 
 def measurements(
-    case: dict[str, Any], found: Figures, dense: Figures | None, alone: Figures | None
+    case: dict[str, Any], run_figures: Figures, dense: Figures | None, alone: Figures | None
 ) -> list[Measurement]:
     """The measurements of a run; ratios above 1 are better.
 
     Args:
         case: the run's keys, including ``gpus``.
-        found: the run's figures.
+        run_figures: the run's figures.
         dense: figures of the dense run on the same GPUs and configuration: the baseline of rate,
             memory and energy.
         alone: figures of one GPU with the same kernels: the baseline of the rate per GPU, whose
@@ -120,7 +120,9 @@ def measurements(
     """
     rows = []
     against = dict.fromkeys(COMPARED, dense) | {"tokens_per_ms_a_gpu": alone}
-    values = found.values | {"tokens_per_ms_a_gpu": found.values["tokens_per_ms"] / case["gpus"]}
+    values = run_figures.values | {
+        "tokens_per_ms_a_gpu": run_figures.values["tokens_per_ms"] / case["gpus"]
+    }
     for metric, unit in UNITS.items():
         if (value := values.get(metric)) is None:
             continue
@@ -129,4 +131,4 @@ def measurements(
         ratio = base and (value / base if unit == "tokens/ms" else base / value)
         rows.append(Measurement("train", case, metric, value, unit, base, ratio))
     under = dense.sustained if dense else None
-    return [replace(rows[0], sustained=found.sustained, baseline_sustained=under), *rows[1:]]
+    return [replace(rows[0], sustained=run_figures.sustained, baseline_sustained=under), *rows[1:]]

@@ -75,20 +75,20 @@ def measure(options: argparse.Namespace) -> Iterator[list[Measurement]]:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     check(options)
     failed = []
-    found: dict[Setting, Figures] = {}
+    figures_of: dict[Setting, Figures] = {}
     with tempfile.TemporaryDirectory(prefix="sparsellm-bench-") as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         for setting in settings(options):
             try:
-                own = _figures(options, setting, folder)
+                run_figures = _figures(options, setting, folder)
             except (ValueError, OSError) as error:
                 failed.append(str(setting))
                 print(f"failed: {setting}: {error}", flush=True)
                 continue
-            dense = found.get(setting._replace(side=DENSE))
-            alone = found.get(setting._replace(gpus=1, config=SINGLE))
-            found[setting] = own
-            yield measurements(_case(options, setting), own, dense, alone)
+            dense = figures_of.get(setting._replace(side=DENSE))
+            alone = figures_of.get(setting._replace(gpus=1, config=SINGLE))
+            figures_of[setting] = run_figures
+            yield measurements(_case(options, setting), run_figures, dense, alone)
     if failed:
         raise ValueError(f"the reasons are above: {len(failed)} failed ({'; '.join(failed)})")
 
@@ -126,11 +126,11 @@ def recipe_of(options: argparse.Namespace, setting: Setting) -> Recipe:
 
 def _overrides(options: argparse.Namespace, setting: Setting) -> list[str]:
     """Overrides of a run: the side's come after the user's, which come after the defaults."""
-    wanted = [*QUIET, *(HOLD if options.init_from else []), *options.overrides]
-    wanted += setting.side.split(",")
+    overrides = [*QUIET, *(HOLD if options.init_from else []), *options.overrides]
+    overrides += setting.side.split(",")
     if options.tokens_per_gpu:
-        wanted.append(f"train.global_batch_tokens={options.tokens_per_gpu * setting.gpus}")
-    return [*wanted, f"train.steps={options.steps}"]
+        overrides.append(f"train.global_batch_tokens={options.tokens_per_gpu * setting.gpus}")
+    return [*overrides, f"train.steps={options.steps}"]
 
 
 def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Figures:
@@ -139,18 +139,20 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
     Raises:
         ValueError: the launch fails, or sparsity has not settled.
     """
-    wanted, recipe = _overrides(options, setting), recipe_of(options, setting)
+    overrides, recipe = _overrides(options, setting), recipe_of(options, setting)
     # By what they depend on: a recipe's file changes under its name, and a run's newest checkpoint.
     weights = options.init_from and str(find_checkpoint(options.init_from))
     key = repr((recipe.to_yaml(), setting, weights, commit(), hardware()))
     name = f"{setting.config}-{setting.gpus}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    kept = folder / f"{name}.json"
-    if kept.is_file():
-        return Figures(**json.loads(kept.read_text(encoding="utf-8")))
+    figures_path = folder / f"{name}.json"
+    if figures_path.is_file():
+        return Figures(**json.loads(figures_path.read_text(encoding="utf-8")))
     folder.mkdir(parents=True, exist_ok=True)
     runs = Path(tempfile.mkdtemp(prefix="runs-", dir=folder))
-    wanted += [f"name={name}", f"logging.run_dir={runs}"]
-    command = train_command(setting.config, setting.gpus, options.recipe, wanted, options.init_from)
+    overrides += [f"name={name}", f"logging.run_dir={runs}"]
+    command = train_command(
+        setting.config, setting.gpus, options.recipe, overrides, options.init_from
+    )
     on_gpu = torch.cuda.is_available()
     gpus = [torch.device("cuda", index) for index in range(setting.gpus)] if on_gpu else []
     readers = [read for gpu in gpus if (read := counters(gpu))]  # empty without energy counters
@@ -163,9 +165,9 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
                 readings[step] = Reading(step, energy, now[0].sm_mhz)
     tokens = recipe.train.global_batch_tokens
     counted = list(readings.values())
-    found = figures(records, counted, tokens, settles=setting.side != DENSE, on_gpu=on_gpu)
-    write_atomically(kept, json.dumps(found._asdict()) + "\n")
-    return found
+    run_figures = figures(records, counted, tokens, settles=setting.side != DENSE, on_gpu=on_gpu)
+    write_atomically(figures_path, json.dumps(run_figures._asdict()) + "\n")
+    return run_figures
 
 
 def _case(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:

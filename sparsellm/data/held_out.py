@@ -164,17 +164,19 @@ def validation_batches(
     """
     import torch
 
-    wanted = max(num_tokens // context_length, 1)
-    sequences = list(islice(held_out_sequences(corpus, tokenizer, context_length), wanted))
-    if len(sequences) < wanted and rank == 0:
+    num_sequences = max(num_tokens // context_length, 1)
+    sequences = list(islice(held_out_sequences(corpus, tokenizer, context_length), num_sequences))
+    if len(sequences) < num_sequences and rank == 0:
         logger.warning(
             "corpus %s: held-out text ends after %d of the %d tokens asked for",
             corpus.name,
             len(sequences) * context_length,
             num_tokens,
         )
-    own = sequences[rank::world_size]
-    if not own:  # same shape as on other ranks, since this rank pads to their number of batches
+    rank_sequences = sequences[rank::world_size]
+    if (
+        not rank_sequences
+    ):  # same shape as on other ranks, since this rank pads to their number of batches
         yield torch.empty(0, context_length + 1, dtype=torch.int64)
-    for first in range(0, len(own), micro_batch_size):
-        yield torch.from_numpy(np.stack(own[first : first + micro_batch_size])).long()
+    for first in range(0, len(rank_sequences), micro_batch_size):
+        yield torch.from_numpy(np.stack(rank_sequences[first : first + micro_batch_size])).long()

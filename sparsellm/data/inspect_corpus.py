@@ -32,26 +32,26 @@ def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples
             for some in documents_in_order(shards)
             for pair in zip(some, with_eot(some, tokenizer), strict=True)
         )
-        lengths, own = [], hashes.setdefault(name, [])
+        lengths, digests = [], hashes.setdefault(name, [])
         bar = tqdm(documents, total=limit, unit="document", desc=name, leave=False)
         for content, tokens in islice(bar, limit):
             lengths.append(len(tokens))
             if len(tokens):
-                own.append(_hash(content))
+                digests.append(_hash(content))
                 if name == "train" and len(samples) < num_samples:
                     samples.append(_sample(content, tokenizer))
         first = f" (the first {limit:,})" if len(lengths) == limit else ""
         lines += ["", f"{name}: {len(shards):,} files"]
-        lines += [f"  documents   {len(own):,}{first}, {len(lengths) - len(own):,} empty"]
-        if own:
+        lines += [f"  documents   {len(digests):,}{first}, {len(lengths) - len(digests):,} empty"]
+        if digests:
             sizes = np.array([length for length in lengths if length])
             at = np.percentile(sizes, [1, 50, 99]).round().astype(int)
-            copies = len(own) - len(set(own))
+            copies = len(digests) - len(set(digests))
             lines += [
                 f"  tokens      {sizes.sum():,}",
                 f"  per document  mean {sizes.mean():,.0f}, 1% {at[0]:,}, median {at[1]:,}, "
                 f"99% {at[2]:,}, largest {sizes.max():,}",
-                f"  duplicates  {copies:,} ({copies / len(own):.2%})",
+                f"  duplicates  {copies:,} ({copies / len(digests):.2%})",
             ]
     if held_out := hashes["held out"]:
         train = set(hashes["train"])

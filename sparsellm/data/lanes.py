@@ -61,7 +61,7 @@ class LaneState(NamedTuple):
     cursors: tuple[Cursor, ...]  # of each corpus, in the order of `StreamConfig.corpora`
 
 
-class Made(NamedTuple):
+class TrainingSequence(NamedTuple):
     """A sequence, and its lane after it."""
 
     tokens_T1: Tokens
@@ -78,7 +78,7 @@ class Job(NamedTuple):
     lanes: dict[int, LaneState | None]  # None: at its start
 
 
-def make(job: Job, tokenizer: Tokenizer) -> Iterator[Made]:
+def make(job: Job, tokenizer: Tokenizer) -> Iterator[TrainingSequence]:
     """The sequences of a job in order, endlessly.
 
     Raises:
@@ -89,20 +89,20 @@ def make(job: Job, tokenizer: Tokenizer) -> Iterator[Made]:
         lane: lane if state is None else state.number + config.num_lanes
         for lane, state in job.lanes.items()
     }
-    own = {lane: _lane(job, tokenizer, blocks, picks, first) for lane, first in begins.items()}
+    lanes = {lane: _lane(job, tokenizer, blocks, picks, first) for lane, first in begins.items()}
     for number in itertools.count(min(begins.values())):
         lane = number % config.num_lanes
         if number < begins.get(lane, math.inf):
             continue
-        made = next(own[lane])
+        sequence = next(lanes[lane])
         # Sequences of other ranks are made and discarded, since the lane continues after them.
         if number >= job.first and (number - job.first) % job.world_size == 0:
-            yield made
+            yield sequence
 
 
 def _lane(
     job: Job, tokenizer: Tokenizer, blocks: BlockCache, picks: "Picks", begin: int
-) -> Iterator[Made]:
+) -> Iterator[TrainingSequence]:
     """The sequences of a lane from number ``begin`` on; each corpus packs its own."""
     config, lane = job.config, begin % job.config.num_lanes
     state = job.lanes[lane]
@@ -114,7 +114,7 @@ def _lane(
     for number in itertools.count(begin, config.num_lanes):
         corpus = picks.corpus(number)
         tokens_T1, cursors[corpus] = next(packed[corpus])
-        yield Made(tokens_T1, LaneState(number, tuple(cursors)))
+        yield TrainingSequence(tokens_T1, LaneState(number, tuple(cursors)))
 
 
 class Picks:

@@ -22,9 +22,9 @@ from torch import Tensor
 from sparsellm.data.lanes import (
     Job,
     LaneState,
-    Made,
     Picks,
     StreamConfig,
+    TrainingSequence,
     choose_num_lanes,
     make,
 )
@@ -88,7 +88,7 @@ class TokenLoader:
         # After the last micro-batch that was handed out.
         self.position = Bookmark(0, {}, {corpus.name: 0 for corpus in corpora})
         self._workers: list[Worker] = []
-        self._made: Iterator[Made] | None = None
+        self._sequences: Iterator[TrainingSequence] | None = None
         _loaders.add(self)
 
     def __iter__(self) -> TokenLoader:
@@ -101,32 +101,32 @@ class TokenLoader:
             ValueError, OSError: a worker failed (the message names the shard) or was killed.
         """
         self.start()
-        assert self._made is not None
+        assert self._sequences is not None
         try:
-            made = [next(self._made) for _ in range(self._micro_batch_size)]
+            sequences = [next(self._sequences) for _ in range(self._micro_batch_size)]
         except BaseException:
             self.close()  # a later call begins after the last micro-batch again
             raise
         self.texts_2C = np.zeros_like(self.texts_2C)
-        for _, lane in made:
+        for _, lane in sequences:
             corpus = self._picks.corpus(lane.number)
             self.texts_2C[:, corpus] += 1, lane.cursors[corpus].epoch
         number, lanes, tokens = self.position
-        end = number + len(made) * self._world_size
+        end = number + len(sequences) * self._world_size
         counts = zip(self._config.corpora, self._picks.counts(number, end), strict=True)
         self.position = Bookmark(
             end,
-            lanes | {lane.number % self._config.num_lanes: lane for _, lane in made},
+            lanes | {lane.number % self._config.num_lanes: lane for _, lane in sequences},
             tokens | {c.name: tokens[c.name] + n * self._config.context_length for c, n in counts},
         )
-        return _pinned([tokens_T1 for tokens_T1, _ in made])
+        return _pinned([tokens_T1 for tokens_T1, _ in sequences])
 
     def start(self) -> None:
         """Starts the workers, which begin to make sequences, unless they have been started.
 
         The first `next` does it too. A worker's error is raised there.
         """
-        if self._made is not None:
+        if self._sequences is not None:
             return
         first, num_lanes = self.position.number + self._rank, self._config.num_lanes
         # The lanes that the rank needs, in the order in which it first needs them.
@@ -135,12 +135,12 @@ class TokenLoader:
         lanes = {lane: self.position.lanes.get(lane) for lane in needed}
         job = Job(self._config, self._tokenizer.name, first, self._world_size, lanes)
         if not self._num_workers:
-            self._made = make(job, self._tokenizer)
+            self._sequences = make(job, self._tokenizer)
             return
         self._workers = start_workers(job, self._num_workers)
         # The rank's sequences come from its lanes in turn, which the workers have in turn.
         turns = itertools.cycle([i % len(self._workers) for i in range(len(lanes))])
-        self._made = (self._workers[turn].next() for turn in turns)
+        self._sequences = (self._workers[turn].next() for turn in turns)
 
     def state_dict(self, at: Bookmark | None = None) -> dict[str, Any]:
         """JSON-serialisable: the present position, or that of a bookmark.
@@ -240,7 +240,7 @@ class TokenLoader:
         """Ends the workers; `start` or `next` starts them again at the present position."""
         for worker in self._workers:
             worker.close()
-        self._workers, self._made = [], None
+        self._workers, self._sequences = [], None
 
 
 def _pinned(sequences: list[Tokens]) -> Tensor:

@@ -62,26 +62,30 @@ def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
     for key in ("seed", "tokenizer", "eot_id"):
         before, now = saved[key], present[key]
         if before != now:
-            what = "end-of-document id" if key == "eot_id" else key
+            label = "end-of-document id" if key == "eot_id" else key
             raise DataStateMismatch(
-                f"the data position was saved with {what} {before!r} and this run has {now!r}"
+                f"the data position was saved with {label} {before!r} and this run has {now!r}"
             )
-    corpora, own = saved["corpora"], present["corpora"]
-    if not corpora.keys() & own.keys():
+    saved_corpora, present_corpora = saved["corpora"], present["corpora"]
+    if not saved_corpora.keys() & present_corpora.keys():
         raise DataStateMismatch(
-            f"the data position is of corpus {', '.join(corpora)} and this run reads "
-            f"{', '.join(own)}"
+            f"the data position is of corpus {', '.join(saved_corpora)} and this run reads "
+            f"{', '.join(present_corpora)}"
         )
-    for name in sorted(corpora.keys() & own.keys()):
-        if corpora[name] != own[name]:
+    for name in sorted(saved_corpora.keys() & present_corpora.keys()):
+        if saved_corpora[name] != present_corpora[name]:
             raise DataStateMismatch(
                 f"the files of corpus {name} are not those that the data position was saved with: "
                 "one was added, removed, renamed or changed, or its text is in another column"
             )
     notes = [
-        f"corpus {name} is new and begins at its beginning" for name in own if name not in corpora
+        f"corpus {name} is new and begins at its beginning"
+        for name in present_corpora
+        if name not in saved_corpora
     ]
-    notes += [f"corpus {name} is no longer read" for name in corpora if name not in own]
+    notes += [
+        f"corpus {name} is no longer read" for name in saved_corpora if name not in present_corpora
+    ]
     for name, witness in present["witnesses"].items():
         notes += _compare_witnesses(name, saved["witnesses"].get(name), witness)
     before = saved["held_out"]  # without those of new corpora; of no shards: there were no losses

@@ -36,9 +36,11 @@ def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> 
     encoder = load_tokenizer(tokenizer)
     if any(shard.format == "tokens" for shard in (*corpus.train, *corpus.validation)):
         raise ValueError(f"corpus {corpus.name} is tokenised already")
-    if others := [p for p in folder.glob("*.yaml") if p.stem != corpus.name and _names_shards(p)]:
+    if other_files := [
+        p for p in folder.glob("*.yaml") if p.stem != corpus.name and _names_shards(p)
+    ]:
         raise ValueError(
-            f"{folder} holds the tokens of another corpus ({others[0].name}), which those of "
+            f"{folder} holds the tokens of another corpus ({other_files[0].name}), which those of "
             f"corpus {corpus.name} would replace: give another folder, or delete that one"
         )
     named = {
@@ -53,8 +55,8 @@ def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> 
     with tqdm(total=len(every), unit="shard", desc=f"{corpus.name}, {tokenizer}") as bar:
         bar.update(len(every) - len(left))
         tokens = 0
-        for made in _run(partial(tokenize_shard, tokenizer), left, num_workers):
-            tokens += made
+        for num_tokens in _run(partial(tokenize_shard, tokenizer), left, num_workers):
+            tokens += num_tokens
             bar.update()
             bar.set_postfix_str(f"{tokens:,} tokens")
     # Each file by its name: of an earlier call, for more text, there may be others.
@@ -71,12 +73,12 @@ def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> 
     return written
 
 
-def _run(work: partial[int], wanted: list[tuple[Shard, Path]], num_workers: int) -> Iterator[int]:
+def _run(work: partial[int], pairs: list[tuple[Shard, Path]], num_workers: int) -> Iterator[int]:
     if num_workers < 2:
-        yield from (work(*pair) for pair in wanted)
+        yield from (work(*pair) for pair in pairs)
         return
     with ProcessPoolExecutor(num_workers, worker_context(), begin_worker) as pool:
-        futures: list[Future[int]] = [pool.submit(work, *pair) for pair in wanted]
+        futures: list[Future[int]] = [pool.submit(work, *pair) for pair in pairs]
         try:
             for future in as_completed(futures):
                 yield future.result()

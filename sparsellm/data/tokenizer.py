@@ -218,11 +218,11 @@ class HFTokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         try:
-            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):  # the library's word for a lone surrogate
             texts = [without_surrogates(text) for text in texts]
-            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in found]
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
@@ -271,10 +271,10 @@ def without_special_pieces(content: dict[str, Any], eot: str) -> dict[str, Any]:
         pieces = [[piece, -1e9 if piece in special else score] for piece, score in model["vocab"]]
         changed = changed | {"model": model | {"vocab": pieces}}
         letters = {piece for piece, _ in pieces if piece not in special}
-        known = {token for token in special if not letters.issuperset(token)}
+        still_matched = {token for token in special if not letters.issuperset(token)}
     else:
-        known = special & _whole_words(model)
-    cut_tokens = sorted(token for token in known if len(token) > 1)
+        still_matched = special & _whole_words(model)
+    cut_tokens = sorted(token for token in still_matched if len(token) > 1)
     if not cut_tokens:
         return changed
     pattern = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in cut_tokens)
@@ -300,8 +300,8 @@ def _piece_bytes(piece: str, byte_level: bool) -> bytes:
     """The bytes that a piece of a Hugging Face vocabulary stands for."""
     if byte_level and all(letter in BYTES_OF_SPELLING for letter in piece):
         return bytes(BYTES_OF_SPELLING[letter] for letter in piece)
-    if found := re.fullmatch("<0x([0-9A-F]{2})>", piece):
-        return bytes([int(found[1], 16)])
+    if match := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+        return bytes([int(match[1], 16)])
     return piece.replace("\u2581", " ").encode()  # SentencePiece's mark of a space
 
 

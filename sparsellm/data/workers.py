@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparsellm.data.lanes import Job, Made, make
+from sparsellm.data.lanes import Job, TrainingSequence, make
 from sparsellm.data.text.token_shards import smallest_kind
 from sparsellm.data.tokenizer import load_tokenizer
 
@@ -41,9 +41,9 @@ class Worker:
         self._process.start()
         theirs.close()
         self.pid: int = self._process.pid
-        self._parcel: list[Made] = []
+        self._parcel: list[TrainingSequence] = []
 
-    def next(self) -> Made:
+    def next(self) -> TrainingSequence:
         """Its next sequence.
 
         Raises:
@@ -56,23 +56,23 @@ class Worker:
             self._parcel.reverse()
         return self._parcel.pop()
 
-    def _receive(self) -> list[Made]:
+    def _receive(self) -> list[TrainingSequence]:
         try:
             message = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._died() from error
         if isinstance(message, Exception):
             raise message
-        return [Made(tokens_T1, lane) for tokens_T1, lane in zip(*message, strict=True)]
+        return [TrainingSequence(tokens_T1, lane) for tokens_T1, lane in zip(*message, strict=True)]
 
     def _died(self) -> ChildProcessError:
         self._process.join(5)
         code = self._process.exitcode
-        how = f"ended with exit code {code}"
+        cause = f"ended with exit code {code}"
         if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            cause = f"was killed by {signal.Signals(-code).name}"
         if code == UNGUARDED:
-            how = (
+            cause = (
                 "came to sparsellm.train itself, since a worker imports the script that starts it: "
                 'put the call under if __name__ == "__main__":'
             )
@@ -82,7 +82,7 @@ class Worker:
             else ""
         )
         return ChildProcessError(
-            f"{self.name} (process {self.pid}) {how}{advice}. The same command resumes from the "
+            f"{self.name} (process {self.pid}) {cause}{advice}. The same command resumes from the "
             "last checkpoint"
         )
 
@@ -132,12 +132,12 @@ def _send(parcels: queue.Queue[bytes], connection: Connection) -> None:
 def _parcels(job: Job) -> Iterator[bytes]:
     """Pickled lists of sequences; an error, if there is one, comes last."""
     most = min(max(PARCEL_TOKENS // job.config.context_length, 1), MOST_SEQUENCES)
-    parcel: list[Made] = []
+    parcel: list[TrainingSequence] = []
     try:
         tokenizer = load_tokenizer(job.tokenizer)
         kind = smallest_kind(tokenizer.vocab_size)
-        for made in make(job, tokenizer):
-            parcel.append(made)
+        for sequence in make(job, tokenizer):
+            parcel.append(sequence)
             if len(parcel) == most:
                 yield _pickled(parcel, kind)
                 parcel = []
@@ -153,9 +153,9 @@ def _parcels(job: Job) -> Iterator[bytes]:
     yield pickle.dumps(failure)
 
 
-def _pickled(parcel: list[Made], kind: Any) -> bytes:
-    tokens_ST1 = np.stack([made.tokens_T1 for made in parcel]).astype(kind)
-    return pickle.dumps((tokens_ST1, [made.lane for made in parcel]), protocol=5)
+def _pickled(parcel: list[TrainingSequence], kind: Any) -> bytes:
+    tokens_ST1 = np.stack([sequence.tokens_T1 for sequence in parcel]).astype(kind)
+    return pickle.dumps((tokens_ST1, [sequence.lane for sequence in parcel]), protocol=5)
 
 
 def worker_context() -> Any:

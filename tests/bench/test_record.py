@@ -23,7 +23,7 @@ def test_appended_lines_have_exactly_the_agreed_keys(tmp_path, monkeypatch):
     append(
         [
             Measurement("ffn", {"M": 5}, "ms", 2.0, "ms", 4.0, 2.0, under, under | {"watts": 7.0}),
-            Measurement("ffn", {"M": 6}, "ms", 3.0, "ms", taken={"commit": "abc"}),
+            Measurement("ffn", {"M": 6}, "ms", 3.0, "ms", context={"commit": "abc"}),
         ],
         path,
     )

@@ -65,8 +65,8 @@ class BlockCache:
 
     def size(self, shard: Shard, block: int) -> int | None:
         """Number of rows of a block; None past the end of a stream."""
-        found = self._block(shard, block)
-        return None if found is None else len(found)
+        loaded_block = self._block(shard, block)
+        return None if loaded_block is None else len(loaded_block)
 
     def sizes(self, shard: Shard) -> Iterator[int]:
         """Number of rows of each block of a shard, from front to back."""
@@ -82,9 +82,9 @@ class BlockCache:
 
         A null is an empty document, and so is a document that is not in the shard's part.
         """
-        found = self._block(shard, block)
-        assert found is not None
-        contents = found.documents(rows)
+        loaded_block = self._block(shard, block)
+        assert loaded_block is not None
+        contents = loaded_block.documents(rows)
         return [shard.portion(content) for content in contents]  # type: ignore[return-value,type-var]
 
     def _block(self, shard: Shard, index: int) -> Block | None:

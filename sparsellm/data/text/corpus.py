@@ -124,7 +124,7 @@ def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
 
     A corpus whose file is missing, as on a machine that did not train the model, is omitted.
     """
-    found: list[HubCorpus] = []
+    hub_corpora: list[HubCorpus] = []
     for name in [corpus] if isinstance(corpus, str) else corpus:
         try:
             path = corpus_path(name)
@@ -132,10 +132,10 @@ def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
             continue
         content = load_yaml(path)
         if content.get("source") == "hub":
-            found.append(validate(HubCorpus, content, path))
+            hub_corpora.append(validate(HubCorpus, content, path))
         elif content.get("source") == "mixture":
-            found += hub_sources(validate(MixtureCorpus, content, path).corpora)
-    return found
+            hub_corpora += hub_sources(validate(MixtureCorpus, content, path).corpora)
+    return hub_corpora
 
 
 def load_corpora(data: DataConfig) -> tuple[Corpus, ...]:
@@ -202,16 +202,16 @@ def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead:
     """
     path = corpus_path(name_or_path)
     content = load_yaml(path)
-    given = {key: value for key, value in instead.items() if value is not None}
-    if "files" in given:
+    replacements = {key: value for key, value in instead.items() if value is not None}
+    if "files" in replacements:
         content.pop("validation_files", None)  # they were held out of the files that are replaced
-        if "validation_files" not in given and not content.get("validation_shards"):
+        if "validation_files" not in replacements and not content.get("validation_shards"):
             content["validation_fraction"] = validation_fraction
-    content |= given
+    content |= replacements
     kind = content.get("source")
     if kind not in KINDS:
         raise ValueError(f"{path}: key 'source' is {kind!r}; valid are {', '.join(KINDS)}")
-    for key in given:
+    for key in replacements:
         if key not in KINDS[kind].model_fields:
             raise ValueError(
                 f"data.{key} does not apply to data.corpus {name_or_path}, whose source is "
@@ -222,7 +222,7 @@ def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead:
     if isinstance(config, HubCorpus):
         return _hub(name, config)
     if isinstance(config, FilesCorpus):
-        corpus = _files(name, config, path, given.keys())
+        corpus = _files(name, config, path, replacements.keys())
         check_apart([(name, corpus.train, corpus.validation)])
         return corpus
     if isinstance(config, StdlibCorpus):
@@ -242,13 +242,15 @@ def _hub(name: str, config: HubCorpus) -> Corpus:
     return _hold_out(name, shards, config.validation_shards)
 
 
-def _files(name: str, config: FilesCorpus, path: Path, given: Set[str]) -> Corpus:
-    """``given``: the keys of the YAML at ``path`` that the recipe's ``data`` replaces."""
+def _files(name: str, config: FilesCorpus, path: Path, replaced_keys: Set[str]) -> Corpus:
+    """``replaced_keys``: the keys of the YAML at ``path`` that the recipe's ``data`` replaces."""
 
     def found(key: str, patterns: list[str]) -> dict[str, str]:
-        where = f"data.{key}" if key in given else f"{path}: {key}"
-        here = str(path.resolve().parent)  # so that the YAML and its files can be moved together
-        return expand([p.replace("${CORPUS_DIR}", here) for p in patterns], where, key)
+        where = f"data.{key}" if key in replaced_keys else f"{path}: {key}"
+        corpus_folder = str(
+            path.resolve().parent
+        )  # so that the YAML and its files can be moved together
+        return expand([p.replace("${CORPUS_DIR}", corpus_folder) for p in patterns], where, key)
 
     # Several globs may cover several layouts; together they must match something.
     train = found("files", config.files)
@@ -269,8 +271,8 @@ def _files(name: str, config: FilesCorpus, path: Path, given: Set[str]) -> Corpu
         held_out = found("validation_files", config.validation_files)
         overlap = held_out.keys() & train.keys()
         if overlap:
-            both = min(held_out[file] for file in overlap)
-            raise ValueError(f"{path}: {both} is in files and in validation_files")
+            shared_file = min(held_out[file] for file in overlap)
+            raise ValueError(f"{path}: {shared_file} is in files and in validation_files")
         return Corpus(name, shards, shards_of(held_out))
     return _hold_out(name, shards, config.validation_shards)
 

@@ -44,13 +44,13 @@ def hold_out(shards: tuple[Shard, ...], fraction: float) -> Divided:
         return _at(shards, fraction)
     ordered = sorted(lengths.items())
     ends = list(accumulate(length for _, length in ordered))
-    wanted = fraction * ends[-1]
-    last = bisect_left(ends, wanted)
+    held_out_length = fraction * ends[-1]
+    last = bisect_left(ends, held_out_length)
     document_at, length = ordered[last]
     behind = math.nextafter(document_at, 1)
-    if ends[last] <= max(wanted, MOST_OF_TEXT * ends[-1]) and last + 1 < len(ordered):
+    if ends[last] <= max(held_out_length, MOST_OF_TEXT * ends[-1]) and last + 1 < len(ordered):
         return _at(shards, behind)
-    share = (ends[last] - wanted) / length
+    share = (ends[last] - held_out_length) / length
     train = (replace(s, part=(document_at, 1.0), divided=(document_at, 0, share)) for s in shards)
     held = (replace(s, part=(0.0, behind), divided=(document_at, share, 1)) for s in shards)
     return tuple(train), tuple(held)

@@ -105,8 +105,8 @@ def _server_says(url: str) -> str:
     file_system, path = fsspec.core.url_to_fs(url)
     info: dict[str, Any] = file_system.info(path)
     keys = ("size", "etag", "checksum", "sha256", "md5hash", "blob_id", "lastmodified", "mtime")
-    said = {key.lower(): value for key, value in info.items()}
-    return " ".join(f"{key}={said[key]}" for key in keys if key in said)
+    properties = {key.lower(): value for key, value in info.items()}
+    return " ".join(f"{key}={properties[key]}" for key in keys if key in properties)
 
 
 def witness(shards: tuple[Shard, ...]) -> str | None:

@@ -170,8 +170,8 @@ class _Lines(Block):
                 return text or ""
         raise self._error(row, _why_no_text(document, field))
 
-    def _error(self, row: int, what: str) -> ValueError:
-        return ValueError(f"{self._shard.url}: line {self._first_line() + row}{what}")
+    def _error(self, row: int, problem: str) -> ValueError:
+        return ValueError(f"{self._shard.url}: line {self._first_line() + row}{problem}")
 
 
 def _why_no_text(document: object, field: str) -> str:

@@ -37,13 +37,13 @@ def open_file(url: str) -> IO[bytes]:
 
 def _open_address(url: str) -> IO[bytes]:
     options: dict[str, Any] = {}
-    if found := _HUB.fullmatch(url):
+    if match := _HUB.fullmatch(url):
         # fsspec's own hf:// asks the hub's API for the repository and a list of the folder first,
         # in every process that opens a file: at many ranks and workers more than the hub allows.
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers
 
-        url = hf_hub_url(found["repo"], found["path"], repo_type="dataset", revision=found[2])
+        url = hf_hub_url(match["repo"], match["path"], repo_type="dataset", revision=match[2])
         options["headers"] = build_hf_headers()
     if url.startswith(("http://", "https://")):
         import aiohttp
@@ -96,12 +96,12 @@ class _SteadyFile(io.RawIOBase):
         return bytes(self._do("readline"))
 
 
-def with_retries(action: Callable[[], Result], what: str) -> Result:
+def with_retries(action: Callable[[], Result], resource: str) -> Result:
     """Runs ``action`` again, with jittered exponential backoff, while a fault may be temporary.
 
     Raises:
         ConnectionError: it failed for `MAX_SECONDS`, or the server asks to wait for longer.
-        FileNotFoundError: what ``what`` names is missing.
+        FileNotFoundError: ``resource`` is missing.
         ValueError: access is refused, or the server does not support ranges of bytes.
         Exception: any other error, at once.
     """
@@ -111,19 +111,19 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
             return action()
         except Exception as error:
             if not is_transient(error):
-                _raise_with_remedy(error, what)
+                _raise_with_remedy(error, resource)
                 raise
             longest = max(LEAST_WAIT_SECONDS, min(2.0 ** (attempt - 1), MOST_WAIT_SECONDS))
             wait = max(random.uniform(LEAST_WAIT_SECONDS, longest), _retry_after(error))
             if time.monotonic() + wait >= end:
                 times = f"{attempt} attempt{'s' * (attempt > 1)}"
                 raise ConnectionError(
-                    f"{what}: gave up after {times} ({one_line(error)}). The same command resumes "
-                    "when the network is back"
+                    f"{resource}: gave up after {times} ({one_line(error)}). The same command "
+                    "resumes when the network is back"
                 ) from error
             logger.warning(
                 "%s: attempt %d failed (%s); trying again in %.0f s",
-                what,
+                resource,
                 attempt,
                 one_line(error),
                 wait,
@@ -132,21 +132,21 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
         attempt += 1
 
 
-def _raise_with_remedy(error: Exception, what: str) -> None:
+def _raise_with_remedy(error: Exception, resource: str) -> None:
     """Raises an error together with its remedy if there is one; returns otherwise."""
     status = _status(error)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         raise FileNotFoundError(
-            f"{what} is missing ({one_line(error)}); restore it, or take it out of the corpus"
+            f"{resource} is missing ({one_line(error)}); restore it, or take it out of the corpus"
         ) from error
     if status in (401, 403):
         raise ValueError(
-            f"{what}: access was refused ({one_line(error)}); if it is private or gated, set "
+            f"{resource}: access was refused ({one_line(error)}); if it is private or gated, set "
             "HF_TOKEN to a token that may read it"
         ) from error
     if "support range requests" in str(error):  # fsspec's
         raise ValueError(
-            f"{what}: its server gives whole files only, not ranges of bytes; download it, or "
+            f"{resource}: its server gives whole files only, not ranges of bytes; download it, or "
             "serve it by one that does"
         ) from error
 

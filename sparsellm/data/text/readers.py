@@ -203,8 +203,8 @@ class TextColumn(Block):
 def _check_text_column(schema: pa.Schema, shard: Shard) -> None:
     field = shard.text_field
     texts = [column.name for column in schema if _holds_text(column.type)]
-    others = [name for name in texts if name != field]
-    rest = which_text(others, schema.names, "take it out of the corpus")
+    other_columns = [name for name in texts if name != field]
+    rest = which_text(other_columns, schema.names, "take it out of the corpus")
     if (count := schema.names.count(field)) != 1:
         has = f"{count} columns" if count else "no column"
         raise ValueError(f"{shard.url}: {has} {field!r}; {rest}")

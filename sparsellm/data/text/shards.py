@@ -79,8 +79,8 @@ class Shard:
         begin = max(self.part[0], other.part[0])
         end = min(self.part[1], other.part[1])
         if self.divided and other.divided and end == math.nextafter(begin, 1):
-            (_, *own), (_, *others) = self.divided, other.divided
-            return max(own[0], others[0]) < min(own[1], others[1])
+            (_, *share), (_, *other_share) = self.divided, other.divided
+            return max(share[0], other_share[0]) < min(share[1], other_share[1])
         return begin < end
 
 
@@ -125,8 +125,8 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
         FileNotFoundError: they match nothing, or a path without wildcards does not exist.
         ValueError: an environment variable is not set, or one of them is not a regular file.
     """
-    found: set[str] = set()
-    asked: list[str] = []
+    matches: set[str] = set()
+    expanded_patterns: list[str] = []
     for pattern in patterns:
         expanded = os.path.expandvars(pattern)
         if re.search(r"\$\w|\$\{", expanded):
@@ -148,13 +148,13 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
             raise FileNotFoundError(
                 f"{where}: {expanded} does not exist; correct the path, or leave it out"
             )
-        asked.append(expanded)
-        found.update(paths)
-    if not found:
+        expanded_patterns.append(expanded)
+        matches.update(paths)
+    if not matches:
         remedy = f"give others with --set 'data.{key}=[…]'"
-        raise FileNotFoundError(f"{where}: {asked} match no file; {remedy}")
+        raise FileNotFoundError(f"{where}: {expanded_patterns} match no file; {remedy}")
     by_file: dict[str, str] = {}
-    for path in sorted(found):
+    for path in sorted(matches):
         by_file.setdefault(real_place(path), path)
     return by_file
 
@@ -168,13 +168,13 @@ def _find(pattern: str) -> list[str]:
     file_system, path = fsspec.core.url_to_fs(pattern)
     is_local = "://" not in pattern
     files: list[str] = []
-    for found in file_system.glob(path) if glob.has_magic(path) else [path]:
-        if file_system.isdir(found):
-            files += _in_folder(found, file_system.find(found))
+    for place in file_system.glob(path) if glob.has_magic(path) else [path]:
+        if file_system.isdir(place):
+            files += _in_folder(place, file_system.find(place))
         elif is_local:
-            files += _regular(Path(found))
+            files += _regular(Path(place))
         else:
-            files.append(found)
+            files.append(place)
     if not is_local:
         return [file_system.unstrip_protocol(file) for file in files]
     # A link keeps its name: the files that the hub's cache links to have no suffix and no order.
@@ -202,8 +202,8 @@ def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
     Names with a leading ``.`` or ``_`` are of hidden files and of those that a writer has not
     finished (Spark's, Hadoop's). A ``.md`` among data describes it; a glob can ask for it.
     """
-    kept: list[str] = []
-    others: list[str] = []
+    data_files: list[str] = []
+    skipped_files: list[str] = []
     files = list(files)
     described = [Path(file) for file in files if _format(file)[0] == "tokens"]
     beside = {str(path.with_suffix(end)) for path in described for end in (".idx", ".json")}
@@ -213,12 +213,18 @@ def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
         names = Path(file.removeprefix(folder)).parts
         visible = not any(name.startswith((".", "_")) for name in names)
         is_data = _format(file)[0] and Path(file).suffix.lower() != ".md"
-        (kept if visible and is_data else others).append(file)
-    if others:
-        more = "" if len(others) <= _MOST_NAMED else f" and {len(others) - _MOST_NAMED} more"
-        shown = ", ".join(file.removeprefix(folder).strip("/") for file in others[:_MOST_NAMED])
+        (data_files if visible and is_data else skipped_files).append(file)
+    if skipped_files:
+        more = (
+            ""
+            if len(skipped_files) <= _MOST_NAMED
+            else f" and {len(skipped_files) - _MOST_NAMED} more"
+        )
+        shown = ", ".join(
+            file.removeprefix(folder).strip("/") for file in skipped_files[:_MOST_NAMED]
+        )
         warn_once(f"not read in folder {folder}: {shown}{more} (a glob can name them)")
-    return kept
+    return data_files
 
 
 @cache  # a run lists its files before torch is loaded, and again when it reads them
@@ -289,6 +295,7 @@ def stdlib_shards(
         else:
             train[digest[4] % num_shards].append(str(path))
     shards = (
-        Shard(f"stdlib-{i:02d}", "sources", members=tuple(own)) for i, own in enumerate(train)
+        Shard(f"stdlib-{i:02d}", "sources", members=tuple(members))
+        for i, members in enumerate(train)
     )
     return tuple(shards), (Shard("stdlib-validation", "sources", members=tuple(held_out)),)

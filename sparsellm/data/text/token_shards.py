@@ -172,10 +172,10 @@ def check_tokenizer(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> None:
         if shard.format != "tokens":
             continue
         about = read_about(Path(shard.url))
-        made_by, eot_id = about["tokenizer"], about.get("eot_id", tokenizer.eot_id)
-        if made_by != tokenizer.identity:
+        tokenizer_identity, eot_id = about["tokenizer"], about.get("eot_id", tokenizer.eot_id)
+        if tokenizer_identity != tokenizer.identity:
             raise ValueError(
-                f"{shard.url} was tokenised by {made_by!r} and data.tokenizer is "
+                f"{shard.url} was tokenised by {tokenizer_identity!r} and data.tokenizer is "
                 f"{tokenizer.identity!r}; use the former, or run `sparsellm data tokenize` with "
                 "the latter"
             )

@@ -206,9 +206,9 @@ def _beside(
     # It does not begin with "step_", by which checkpoints are found.
     parts = ["eval", checkpoint.name]
     if names is not None and set(names) != set(suite.tasks):
-        own = [name for name in suite.tasks if name in names]
-        others = [Path(name).stem for name in suite.split(names)[1]]
-        parts.append("+".join([*own, *others]))
+        suite_tasks = [name for name in suite.tasks if name in names]
+        other_tasks = [Path(name).stem for name in suite.split(names)[1]]
+        parts.append("+".join([*suite_tasks, *other_tasks]))
     if options.limit is not None:
         parts.append(f"limit{options.limit}")
     if options.kernels != "dense":

@@ -43,9 +43,9 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self.samples: dict[str, list[dict[str, Any]]] = {}  # of the last run, by task
-        own, others = self.suite.split(self.names)
-        other, self.groups = build_other_tasks(others, self.suite.tasks)
-        self.tasks = build_tasks(self.suite, own, self.data_dir) | other
+        suite_names, other_names = self.suite.split(self.names)
+        other, self.groups = build_other_tasks(other_names, self.suite.tasks)
+        self.tasks = build_tasks(self.suite, suite_names, self.data_dir) | other
         ranks = 1 if self.accelerator is None else self.accelerator.num_processes
         for name, task in self.tasks.items():
             rows = min(len(task.eval_docs), self.limit or len(task.eval_docs))

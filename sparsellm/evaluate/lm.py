@@ -96,15 +96,15 @@ class SparseLM(HFLM):
         silent = disable_tqdm or not self._show_progress or self.rank > 0
         if self._agreement is None:
             return super().loglikelihood(requests, silent)
-        error, found = None, []
+        error, likelihoods = None, []
         try:
-            found = super().loglikelihood(requests, silent)
+            likelihoods = super().loglikelihood(requests, silent)
         except InterruptedHere:
             pass
         except Exception as met:
             error = met.with_traceback(None)
         self._agreement.agree(error)
-        return found
+        return likelihoods
 
     def _model_call(self, *args: Any, **kwargs: Any) -> Any:
         if self._agreement is not None and self._agreement.interrupted():
@@ -115,7 +115,7 @@ class SparseLM(HFLM):
         # Counted once each: on several ranks lm-eval fills up the shorter lists with repeats.
         lengths = {request[0]: (len(request[1]), len(request[2])) for request in requests}
         self.num_requests += len(lengths)
-        self.num_cut += sum(sum(both) > self.max_length + 1 for both in lengths.values())
+        self.num_cut += sum(sum(pair) > self.max_length + 1 for pair in lengths.values())
         self.num_answers_cut += sum(answer > self.max_length for _, answer in lengths.values())
         fitted = [self._fit(request) for request in requests]
         return super()._loglikelihood_tokens(fitted, *args, **kwargs)

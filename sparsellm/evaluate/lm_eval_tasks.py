@@ -17,12 +17,12 @@ _NEEDS_HUB = "Its rows are read from the Hugging Face hub: a network or a filled
 
 
 def build_other_tasks(
-    names: Sequence[str], known: Iterable[str]
+    names: Sequence[str], suite_names: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Loads tasks, groups and tags of lm-eval's, or of YAML files, with their rows.
 
-    Returns lm-eval's objects by name: tasks, and groups. ``known`` are further names that a reader
-    may have meant, those of the suite.
+    Returns lm-eval's objects by name: tasks, and groups. An error for an unknown name suggests
+    ``suite_names``, too.
 
     Raises:
         ValueError: a name is unknown, or lm-eval cannot build a task; the message suggests names.
@@ -39,10 +39,10 @@ def build_other_tasks(
     with quiet():
         # lm-eval loads a task by its file, and a group by name from a folder that it searches.
         folders = tuple(sorted({files[name].parent for name in groups}))
-        manager = _task_manager(folders, own=bool(groups) or len(files) < len(names))
+        manager = _task_manager(folders, include_defaults=bool(groups) or len(files) < len(names))
         for name in names:
             if name not in manager.task_index and name not in files:
-                raise ValueError(_unknown(name, [*known, *manager.all_tasks]))
+                raise ValueError(_unknown(name, [*suite_names, *manager.all_tasks]))
         for name in names:
             try:
                 built = manager.load([groups.get(name, str(files.get(name, name)))])
@@ -60,14 +60,14 @@ def build_other_tasks(
 
 
 @functools.cache
-def _task_manager(folders: tuple[Path, ...], own: bool) -> Any:
-    """lm-eval's index of the tasks in these folders and, with ``own``, of its own tasks.
+def _task_manager(folders: tuple[Path, ...], include_defaults: bool) -> Any:
+    """lm-eval's index of the tasks in these folders and, on request, of its own tasks.
 
     For its own it reads thousands of files, which takes ten seconds.
     """
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=list(folders) or None, include_defaults=own)
+    return TaskManager(include_path=list(folders) or None, include_defaults=include_defaults)
 
 
 def _group_in(path: Path) -> str | None:
@@ -81,8 +81,8 @@ def _group_in(path: Path) -> str | None:
     return None if group is None else str(group)
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=_MOST_SUGGESTIONS)
+def _unknown(name: str, candidates: list[str]) -> str:
+    close = difflib.get_close_matches(name, list(dict.fromkeys(candidates)), n=_MOST_SUGGESTIONS)
     meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     return (
         f"--tasks: {name!r} is neither a task of the suite nor one of lm-eval's tasks, groups and "

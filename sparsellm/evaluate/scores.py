@@ -61,8 +61,8 @@ def _task(results: dict[str, Any], name: str, suite: Suite) -> dict[str, Any]:
     }
 
 
-def _values(found: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    for key, value in found.items():
+def _values(results: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in results.items():
         metric, comma, filter_name = key.partition(",")  # such as "acc,none"
         # A standard error of one row is "N/A".
         if comma and isinstance(value, int | float) and not isinstance(value, bool):

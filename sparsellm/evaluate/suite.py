@@ -56,8 +56,8 @@ class Suite(StrictModel):
         if names is None:
             return list(self.tasks), []
         names = list(dict.fromkeys(names))
-        own = [name for name in names if name in self.tasks]
-        return own, [name for name in names if name not in self.tasks]
+        in_suite = [name for name in names if name in self.tasks]
+        return in_suite, [name for name in names if name not in self.tasks]
 
 
 def suite_path() -> Path:

@@ -91,13 +91,13 @@ def _results(evaluation: Evaluation | None) -> list[EvalResult]:
     suite = load_suite().tasks
     results = []
     for (task, metric), score in evaluation.scores.items():
-        known = suite.get(task)
+        suite_task = suite.get(task)
         if metric in ("acc", "acc_norm"):
             results.append(
                 EvalResult(
                     task_type="text-generation",
-                    dataset_type=known.dataset if known else task,
-                    dataset_revision=known.revision if known else None,
+                    dataset_type=suite_task.dataset if suite_task else task,
+                    dataset_revision=suite_task.revision if suite_task else None,
                     dataset_name=task,
                     metric_type="accuracy",
                     metric_name=metric,
@@ -200,14 +200,14 @@ def _last_window(pretrained: Pretrained, width: int) -> str:
     return f"Over {tokens:,} tokens, the last complete window.\n\n" + table(head, rows)
 
 
-def _evaluation(pretrained: Pretrained, found: Evaluation | None) -> str:
+def _evaluation(pretrained: Pretrained, evaluation: Evaluation | None) -> str:
     title = "## Evaluation\n\n"
-    if found is None:
+    if evaluation is None:
         return f"{title}Unknown: no evaluation of step {pretrained.trainer['step']:,} was found."
-    rows = [(task, name, score.text(name)) for (task, name), score in found.scores.items()]
-    if found.mean:
-        rows.append(("mean of the suite", "", found.mean.text("acc")))
-    caveat = f" {found.caveat.capitalize()}." if found.caveat else ""
+    rows = [(task, name, score.text(name)) for (task, name), score in evaluation.scores.items()]
+    if evaluation.mean:
+        rows.append(("mean of the suite", "", evaluation.mean.text("acc")))
+    caveat = f" {evaluation.caveat.capitalize()}." if evaluation.caveat else ""
     note = f"Accuracies in percent ± standard error; * enters the mean.{caveat}\n\n"
     return title + note + table(("task", "metric", "score"), rows)
 
@@ -216,8 +216,8 @@ def _evaluation_of(pretrained: Pretrained, records: list[dict[str, Any]]) -> Eva
     run_path, step = run_of(pretrained.path), int(pretrained.trainer["step"])
     # Evaluations of weights outside of a run need not record a step.
     steps = {step} if run_path else {step, None}
-    found = read_evaluations(run_path or pretrained.path, records)
-    return next((evaluation for evaluation in found if evaluation.step in steps), None)
+    evaluations = read_evaluations(run_path or pretrained.path, records)
+    return next((evaluation for evaluation in evaluations if evaluation.step in steps), None)
 
 
 def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:

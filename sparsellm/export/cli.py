@@ -59,14 +59,14 @@ def add_export_parsers(commands: Any) -> None:
 
 @waiting("exporting")
 def _export(options: argparse.Namespace) -> None:
-    given = {
+    drop_options = {
         "tokens": options.drop_dead_tokens,
         "files": options.data,
         "micro_batch_size": options.micro_batch_size,
         "device": options.device,
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    if given and not options.drop_dead:
+    drop_options = {name: value for name, value in drop_options.items() if value is not None}
+    if drop_options and not options.drop_dead:
         raise ValueError(
             "--drop-dead-tokens, --data, --micro-batch-size and --device say how dead neurons are "
             "measured; add --drop-dead, or leave them out"
@@ -82,7 +82,7 @@ def _export(options: argparse.Namespace) -> None:
     from sparsellm.export.drop_dead import DropDead
     from sparsellm.export.save_export import export, export_notes
 
-    drop_dead = DropDead(**given) if options.drop_dead else None
+    drop_dead = DropDead(**drop_options) if options.drop_dead else None
     if drop_dead:
         print(f"measuring which neurons fire on {drop_dead.tokens:,} tokens", flush=True)
     source, dropped = export(

@@ -70,8 +70,8 @@ def drop_dead_neurons(
     corpora = held_out_corpora(recipe, options.files)
     batches = held_out_tokens(pretrained, corpora, options.tokens, options.micro_batch_size)
     peak_LN, num_tokens = peak_gates(pretrained, batches)
-    kept_LW = choose_kept(peak_LN)
-    width = kept_LW.shape[1]
+    remaining_LW = choose_kept(peak_LN)
+    width = remaining_LW.shape[1]
     narrow, target = _narrow_recipe(recipe, width), recipe.sparsity.target_nnz
     before, after = count_parameters(recipe).total, count_parameters(narrow).total
     report = DropReport(
@@ -89,11 +89,11 @@ def drop_dead_neurons(
         parameters_saved=before - after,
         bytes_saved=(before - after) * model.dtype.itemsize,
         target_nnz_left_out=None if narrow.sparsity.target_nnz == target else target,
-        layers=[_layer_report(*pair) for pair in zip(peak_LN, kept_LW, strict=True)],
+        layers=[_layer_report(*pair) for pair in zip(peak_LN, remaining_LW, strict=True)],
     )
     if report.num_dropped:
-        for layer, kept_W in zip(model.model.layers, kept_LW.to(device), strict=True):
-            _narrow(layer.mlp, kept_W)
+        for layer, remaining_W in zip(model.model.layers, remaining_LW.to(device), strict=True):
+            _narrow(layer.mlp, remaining_W)
         model.config.intermediate_size = width
     return replace(pretrained, recipe=narrow), report
 
@@ -138,12 +138,12 @@ def _fired(peak: Tensor) -> Tensor:
     return ~(peak <= 0)  # NaN too
 
 
-def _layer_report(peak_N: Tensor, kept_W: Tensor) -> LayerReport:
-    is_dropped_N = torch.ones_like(peak_N, dtype=torch.bool).index_fill(0, kept_W, False)
+def _layer_report(peak_N: Tensor, remaining_W: Tensor) -> LayerReport:
+    is_dropped_N = torch.ones_like(peak_N, dtype=torch.bool).index_fill(0, remaining_W, False)
     dropped = is_dropped_N.nonzero()[:, 0].tolist()
     fired = int(_fired(peak_N).sum())
     nearest = float(peak_N[is_dropped_N].max()) if dropped else None
-    return LayerReport(fired, len(peak_N) - fired, len(kept_W), nearest, dropped)
+    return LayerReport(fired, len(peak_N) - fired, len(remaining_W), nearest, dropped)
 
 
 def _narrow_recipe(recipe: Recipe, width: int) -> Recipe:
@@ -156,9 +156,9 @@ def _narrow_recipe(recipe: Recipe, width: int) -> Recipe:
     return Recipe.model_validate(recipe.model_copy(update=update).model_dump())
 
 
-def _narrow(ffn: SparseFFN, kept_W: Tensor) -> None:
+def _narrow(ffn: SparseFFN, remaining_W: Tensor) -> None:
     for linear in [ffn.gate_proj, ffn.up_proj] if ffn.gated else [ffn.up_proj]:
-        linear.weight.data = linear.weight.data.index_select(0, kept_W)
-        linear.out_features = len(kept_W)
-    ffn.down_proj.weight.data = ffn.down_proj.weight.data.index_select(1, kept_W)
-    ffn.down_proj.in_features = len(kept_W)
+        linear.weight.data = linear.weight.data.index_select(0, remaining_W)
+        linear.out_features = len(remaining_W)
+    ffn.down_proj.weight.data = ffn.down_proj.weight.data.index_select(1, remaining_W)
+    ffn.down_proj.in_features = len(remaining_W)

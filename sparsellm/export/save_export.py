@@ -102,11 +102,11 @@ def _write(
     # The FFN in each block has the stock names and shapes, so the stock class reads the weights.
     pretrained.model.save_pretrained(folder, max_shard_size=max_shard_size)
     _state_rope_twice(folder / hf_folder.CONFIG_FILE)
-    own = None if pretrained.trained else hf_files.tokenizer_of(pretrained.path)
-    if own is None:
+    tokenizer_source = None if pretrained.trained else hf_files.tokenizer_of(pretrained.path)
+    if tokenizer_source is None:
         write_tokenizer(recipe.data.tokenizer, folder, recipe.model.max_position_embeddings)
     else:
-        hf_files.write_files(folder, hf_files.files_like(own, TOKENIZER_FILES))
+        hf_files.write_files(folder, hf_files.files_like(tokenizer_source, TOKENIZER_FILES))
     if source := hf_files.source_of(pretrained.path):
         # Of what was trained here since, the model's own settings have more.
         settings = [] if pretrained.trained else [GENERATION_FILE]

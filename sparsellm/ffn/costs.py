@@ -79,8 +79,8 @@ def _measure_costs(call: Measured) -> Costs:
         sparse = partial(inference.sparse, x_MK, format=format)
         return median_ms([partial(sparse, w=_with_firing(w, union, 1e4)) for w in ffns])
 
-    few, many = (n // 8, n // 2) if format == "union" else (n // 256 + 1, n // 64 + 2)
-    line = (sparse_at(few), few), (sparse_at(many), many)
+    low_union, high_union = (n // 8, n // 2) if format == "union" else (n // 256 + 1, n // 64 + 2)
+    line = (sparse_at(low_union), low_union), (sparse_at(high_union), high_union)
     dense = median_ms([partial(inference.dense_ffn, x_MK, w) for w in ffns])
     return _costs(dense, *line)
 
@@ -101,10 +101,10 @@ def _with_firing(w: FFNWeights, num_firing: int, bias: float) -> FFNWeights:
     return w._replace(b_up_N=bias_N) if w.gate_NK is None else w._replace(b_gate_N=bias_N)
 
 
-def _costs(dense: float, few: tuple[float, float], many: tuple[float, float]) -> Costs:
+def _costs(dense: float, low: tuple[float, float], high: tuple[float, float]) -> Costs:
     """Sparse costs are a line through two points: milliseconds, and how many neurons fire."""
-    per_neuron = max(many[0] - few[0], 0.0) / (many[1] - few[1])
-    return Costs(dense, few[0] - per_neuron * few[1], per_neuron)
+    per_neuron = max(high[0] - low[0], 0.0) / (high[1] - low[1])
+    return Costs(dense, low[0] - per_neuron * low[1], per_neuron)
 
 
 def median_ms(calls: list[Callable[[], object]]) -> float:
@@ -157,10 +157,10 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
         biased = _with_firing(w, num_firing, bias)
 
         def step() -> FFNStats:
-            given = biased._replace(down_NK=transposed(w.down_KN, torch.bfloat16))
-            _, stats, saved = kernels.forward(x_MK, given, room, order_M)
-            inputs = BackwardInputs(dy_MK, d_l1, x_MK, given, saved, order_M)
-            out = MatrixGradients.empty(given, torch.bfloat16)
+            weights = biased._replace(down_NK=transposed(w.down_KN, torch.bfloat16))
+            _, stats, saved = kernels.forward(x_MK, weights, room, order_M)
+            inputs = BackwardInputs(dy_MK, d_l1, x_MK, weights, saved, order_M)
+            out = MatrixGradients.empty(weights, torch.bfloat16)
             kernels.backward(inputs, out, adds=False)
             transposed(out.down_NK, torch.bfloat16)
             return stats

@@ -158,10 +158,10 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
     row = F.pad(heavy_rows, (0, m - len(heavy_rows)))
     counted = torch.zeros(CONTROL_WORDS, dtype=torch.int32, device=device)
     counted[0] = len(heavy_rows)
-    kept = heavy_rows[:backup_rows]
+    backup_row = heavy_rows[:backup_rows]
 
     def backup(values_MN: Tensor) -> Tensor:
-        return F.pad(values_MN[kept], (0, 0, 0, backup_rows - len(kept)))
+        return F.pad(values_MN[backup_row], (0, 0, 0, backup_rows - len(backup_row)))
 
     def on_pattern(values_MN: Tensor) -> Tensor:
         return torch.where(held, values_MN.gather(1, order), 0)
@@ -196,8 +196,8 @@ def activations_in(saved: Hybrid, x_MK: Tensor, w: FFNWeights) -> tuple[Tensor |
     Rows that the backup had no room for are computed again from x.
     """
     n, heavy_rows = len(w.up_NK), saved.row[: saved.num_heavy].long()
-    kept, beyond = heavy_rows.tensor_split([len(saved.backup_up)])
-    again = reference.activations(x_MK[beyond], w)
+    stored_rows, recomputed_rows = heavy_rows.tensor_split([len(saved.backup_up)])
+    again = reference.activations(x_MK[recomputed_rows], w)
     stored_MW = saved.gate
     if not len(stored_MW):
         stored_MW = (saved.word >> 16).to(torch.int16).view(torch.bfloat16).to(x_MK.dtype)
@@ -205,7 +205,7 @@ def activations_in(saved: Hybrid, x_MK: Tensor, w: FFNWeights) -> tuple[Tensor |
     def whole(ell_MW: Tensor, backup: Tensor, computed: Tensor | None) -> Tensor:
         assert computed is not None
         values_MN = on_neurons(ell_MW, saved, n)
-        values_MN[kept], values_MN[beyond] = backup[: len(kept)], computed
+        values_MN[stored_rows], values_MN[recomputed_rows] = backup[: len(stored_rows)], computed
         return values_MN
 
     if w.gate_NK is None:
@@ -248,7 +248,7 @@ class TrainingFormat:
         y_MK, stats = reference.output_of(gate_MN, up_MN, w, token_M)
         return y_MK, stats, self.keep(gate_MN, up_MN, room)
 
-    def backward(self, given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:
+    def backward(self, inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:
         """`reference.gradients_on` the pattern; what did not fit is recomputed from x.
 
         The matrices' gradients are written to ``out``, or added to it.
@@ -256,14 +256,14 @@ class TrainingFormat:
         Returns:
             ∇x, in the order of the rows of x.
         """
-        dy_MK, d_l1, x_MK, w, saved, token_M = given
+        dy_MK, d_l1, x_MK, w, saved, token_M = inputs
         dy_MK = dy_MK if token_M is None else dy_MK[token_M]
         gate_MN, up_MN = self.restore(saved, x_MK, w)
-        found = reference.gradients_on(gate_MN, up_MN, dy_MK, d_l1, x_MK, w)
-        dx_MK, d_gate_NK, d_up_NK, d_down_KN = found
-        for memory, own in zip(out, (d_gate_NK, d_up_NK, d_down_KN.t()), strict=True):
-            if memory is not None and own is not None:
-                (memory.add_ if adds else memory.copy_)(own)
+        gradients = reference.gradients_on(gate_MN, up_MN, dy_MK, d_l1, x_MK, w)
+        dx_MK, d_gate_NK, d_up_NK, d_down_KN = gradients
+        for memory, gradient in zip(out, (d_gate_NK, d_up_NK, d_down_KN.t()), strict=True):
+            if memory is not None and gradient is not None:
+                (memory.add_ if adds else memory.copy_)(gradient)
         return dx_MK
 
 

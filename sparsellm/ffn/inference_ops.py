@@ -16,9 +16,9 @@ from sparsellm.ffn.types import ELEMENTS, MAX_NEURONS, MAX_TOKENS, FFNWeights
 
 
 def _sparse_ffn(x_MK: Tensor, *arguments: Any) -> Tensor:
-    *own, quantised_NK, quantised_scale_N, down_NK, dispatch, token_M = arguments
+    *matrices, quantised_NK, quantised_scale_N, down_NK, dispatch, token_M = arguments
     quantised = quantised_from(quantised_NK, quantised_scale_N)
-    w = FFNWeights(*own)._replace(quantised=quantised, down_NK=down_NK)
+    w = FFNWeights(*matrices)._replace(quantised=quantised, down_NK=down_NK)
     if x_MK.is_cuda:
         return _on_cuda(x_MK, w, dispatch, token_M)
     _check(x_MK, w, x_MK.dtype, token_M)

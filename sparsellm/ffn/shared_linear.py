@@ -29,11 +29,11 @@ from sparsellm.ffn.quantised import QuantisedRows, scaled_product
 from sparsellm.ffn.step_shared import Fills, add_to_gradient, gradient_memory, summable, transposed
 
 
-def share_weights(module: nn.Module, **how: bool) -> None:
+def share_weights(module: nn.Module, **options: bool) -> None:
     """Replaces the module's own linear layers without bias by `SharedLinear`, in place."""
     for name, linear in list(module.named_children()):
         if isinstance(linear, nn.Linear) and linear.bias is None:
-            setattr(module, name, SharedLinear(linear.weight, **how))
+            setattr(module, name, SharedLinear(linear.weight, **options))
 
 
 def shared_linears(module: nn.Module) -> list[SharedLinear]:

@@ -79,8 +79,8 @@ def in_order(x_MK: Tensor, order: TokenOrder) -> Tensor:
     if torch.compiler.is_compiling():
         return x_MK.new_empty(x_MK.shape).index_put((order.row_M,), x_MK)
     if len(order.token_M) != len(x_MK):
-        found, wanted = tuple(order.token_M.shape), (len(x_MK),)
-        raise ValueError(f"sparse_ffn: the order is {found} but must be {wanted}")
+        shape, expected = tuple(order.token_M.shape), (len(x_MK),)
+        raise ValueError(f"sparse_ffn: the order is {shape} but must be {expected}")
     return _InOrder.apply(x_MK, *order)
 
 
@@ -93,9 +93,9 @@ class _InOrder(torch.autograd.Function):
         return x_MK.index_select(0, token_M)
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (row_M,) = ctx.saved_tensors
-        return given[0].index_select(0, row_M), None, None
+        return gradients[0].index_select(0, row_M), None, None
 
 
 # Fewer tokens are not worth the sort and the permutation. At 16,384 tokens an FFN of 2048/5632
@@ -148,7 +148,7 @@ class PrefillOrder:
 def _input_embedding(model: nn.Module) -> nn.Embedding | None:
     get = getattr(model, "get_input_embeddings", None)
     try:
-        found = get() if callable(get) else None
+        embedding = get() if callable(get) else None
     except NotImplementedError:  # what transformers says of a model without one
         return None
-    return found if isinstance(found, nn.Embedding) else None
+    return embedding if isinstance(embedding, nn.Embedding) else None

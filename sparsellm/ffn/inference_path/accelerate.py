@@ -62,8 +62,8 @@ class Acceleration:
 
     def __str__(self) -> str:
         waiting = ", which run their own forward until model.eval()" if self.training else ""
-        others = f" and {len(self.linears)} linear layers in FP8" if self.linears else ""
-        lines = [f"{len(self.accelerated)} FFNs accelerated{others}{waiting}"]
+        fp8_text = f" and {len(self.linears)} linear layers in FP8" if self.linears else ""
+        lines = [f"{len(self.accelerated)} FFNs accelerated{fp8_text}{waiting}"]
         lines += [f"left alone: {line}" for line in self.reasons()]
         if not self.accelerated and not self.left_alone:
             lines.append("nothing in this model looks like an FFN")

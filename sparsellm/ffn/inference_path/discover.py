@@ -163,8 +163,8 @@ class ForeignFFN:
                 raise Unsupported(
                     f"its {kind} has a forward of its own, which the kernels would not call"
                 )
-            own = {**module._parameters, **module._buffers, **vars(module)}
-            for name, value in own.items():
+            attributes = {**module._parameters, **module._buffers, **vars(module)}
+            for name, value in attributes.items():
                 if isinstance(value, Tensor) and id(value) not in used:
                     raise Unsupported(
                         f"its {kind} has a tensor that the formula does not use ({name})"
@@ -172,29 +172,29 @@ class ForeignFFN:
 
     def remember(self) -> None:
         """Makes the present state the one that `unchanged` compares with."""
-        others = [module for module in self.inside if module not in self.ffn]
+        other_modules = [module for module in self.inside if module not in self.ffn]
         self._inside = [(module, type(module), "forward" in vars(module)) for module in self.inside]
-        for module in [self.owner, *others]:
+        for module in [self.owner, *other_modules]:
             children = {n: child for n, child in module._modules.items() if child in self.inside}
             self._children.append((module, tuple(children), tuple(children.values())))
         self._values = [
             (module, name, value)
-            for module in ([] if self.is_layer else [self.owner]) + others
+            for module in ([] if self.is_layer else [self.owner]) + other_modules
             for name, value in _values_in(module)
         ]
         # While it trains, a module may do more than the formula, such as drop activations.
-        self._values += [(module, "training", False) for module in [self.owner, *others]]
+        self._values += [(module, "training", False) for module in [self.owner, *other_modules]]
 
     @torch.compiler.assume_constant_result  # a compiled model asks once, while it is traced
     def unchanged(self) -> bool:
         """Whether nothing but the weights' values has changed, and no module trains."""
         for module, kind, is_replaced in self._inside:
-            own = module.__dict__
+            attributes = module.__dict__
             if (
                 type(module) is not kind
-                or own["_forward_hooks"]
-                or own["_forward_pre_hooks"]
-                or ("forward" in own) is not is_replaced
+                or attributes["_forward_hooks"]
+                or attributes["_forward_pre_hooks"]
+                or ("forward" in attributes) is not is_replaced
             ):
                 return False
         for linear in self.ffn:
@@ -229,14 +229,16 @@ def foreign_ffn(module: nn.Module) -> ForeignFFN:
     children: dict[str, Any] = module._modules
     if names is None:
         raise Unsupported(fused_reason(module))
-    found: list[Any] = [None if name is None else children[name] for name in names]
-    for name, child in zip(names, found, strict=True):
+    linears: list[Any] = [None if name is None else children[name] for name in names]
+    for name, child in zip(names, linears, strict=True):
         if child is not None and type(child) is not nn.Linear:  # a subclass may do more
             raise Unsupported(f"its {name} is a {type(child).__name__}, not an nn.Linear")
-    ffn = Projections(*found)
+    ffn = Projections(*linears)
     # Where a module has other parameters besides its FFN's, it is a layer, as of OPT.
-    others = (child for name, child in children.items() if name not in names)
-    if not any(child is not None and any(True for _ in child.parameters()) for child in others):
+    other_children = (child for name, child in children.items() if name not in names)
+    if not any(
+        child is not None and any(True for _ in child.parameters()) for child in other_children
+    ):
         foreign = ForeignFFN(module, ffn, list(module.modules())[1:], is_layer=False)
     else:
         activation = activation_of(module)
@@ -263,9 +265,9 @@ def check_weights_of(ffn: Projections) -> None:
     elif limit := beyond_limits(k, n):
         reason = limit
     elif len(dtypes) > 1 or first.dtype not in ELEMENTS:
-        found = " and ".join(sorted(map(str, dtypes)))
+        dtype_names = " and ".join(sorted(map(str, dtypes)))
         reason = (
-            f"its weights are {found}, not all torch.bfloat16 or all torch.float16; "
+            f"its weights are {dtype_names}, not all torch.bfloat16 or all torch.float16; "
             "model.bfloat16() or model.half() converts them"
         )
     elif any(tensor.is_meta for tensor in tensors):

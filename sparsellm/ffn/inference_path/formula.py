@@ -68,9 +68,9 @@ def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
         threshold = _threshold_of(activation, kernels, like)
         if threshold is not None:
             return [Formula(threshold, relu_up=False, activation=name)]
-    own = getattr(activation, "__name__", type(activation).__name__)
+    name = getattr(activation, "__name__", type(activation).__name__)
     titles = " or ".join(ACTIVATIONS[name].title for name in RECTIFIED)
-    raise Unsupported(f"its activation is {own}, not {titles}")
+    raise Unsupported(f"its activation is {name}, not {titles}")
 
 
 def _formula_on(
@@ -85,14 +85,14 @@ def _formula_on(
         raise Unsupported(f"its forward overflows {y.dtype} on every random token")
     if not y.any():
         raise Unsupported("its forward gives zero for every token that was tried")
-    known = own_formulas(activation, like=x)
+    candidates = own_formulas(activation, like=x)
     if ffn.gate is not None:
-        known += [formula._replace(relu_up=True) for formula in known]
-    errors = [relative_error(y, fatrelu_ffn(x, ffn.weights(formula))) for formula in known]
+        candidates += [formula._replace(relu_up=True) for formula in candidates]
+    errors = [relative_error(y, fatrelu_ffn(x, ffn.weights(formula))) for formula in candidates]
     best = min(range(len(errors)), key=errors.__getitem__)
     if errors[best] <= _TOLERANCE[x.dtype]:
-        return known[best]
-    formulas = " or ".join(_text_of(formula, gated=ffn.gate is not None) for formula in known)
+        return candidates[best]
+    formulas = " or ".join(_text_of(formula, gated=ffn.gate is not None) for formula in candidates)
     raise Unsupported(
         f"its forward does not compute {formulas}: on random tokens it differs by "
         f"{errors[best]:.2%}"
@@ -107,7 +107,9 @@ def _check_use(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> None:
     """
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
     hooks = [
-        module.register_forward_hook(lambda m, given, found: calls.append((m, given[0], found)))
+        module.register_forward_hook(
+            lambda m, argument, output: calls.append((m, argument[0], output))
+        )
         for module in chain
     ]
     try:
@@ -116,7 +118,9 @@ def _check_use(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> None:
         for hook in hooks:
             hook.remove()
     # The same tensor, not an equal one: a factor between them may happen to be 1.
-    in_a_row = all(found is given for (*_, found), (_, given, _) in itertools.pairwise(calls))
+    in_a_row = all(
+        output is argument for (*_, output), (_, argument, _) in itertools.pairwise(calls)
+    )
     if [module for module, *_ in calls] != chain or not in_a_row:
         raise Unsupported("its layer does more than up, activation, down in a row with it")
     y_BTK = calls[-1][-1]
@@ -124,19 +128,19 @@ def _check_use(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> None:
     try:
         for module, result in zip(chain, results, strict=True):
             vars(module)["forward"] = result
-        found = _layer_output(layer, x_BTK)
+        replaced_output = _layer_output(layer, x_BTK)
     finally:
         for module in chain:
             vars(module).pop("forward", None)
-    if not torch.equal(found.nan_to_num(), expected.nan_to_num()):
+    if not torch.equal(replaced_output.nan_to_num(), expected.nan_to_num()):
         raise Unsupported("its layer's output would change")
 
 
 def _layer_output(layer: nn.Module, x_BTK: Tensor) -> Tensor:
     """The layer's output for these sequences; other required arguments are None."""
-    others: dict[str, Any] = dict.fromkeys(_further_arguments(layer.forward))
-    found = _try(lambda x: layer(x, **others), x_BTK)
-    output = found[0] if isinstance(found, tuple) else found
+    arguments: dict[str, Any] = dict.fromkeys(_further_arguments(layer.forward))
+    result = _try(lambda x: layer(x, **arguments), x_BTK)
+    output = result[0] if isinstance(result, tuple) else result
     if not isinstance(output, Tensor) or output.shape != x_BTK.shape:
         raise Unsupported(f"its layer returns a {type(output).__name__}, not tokens")
     return output
@@ -172,7 +176,7 @@ def _further_arguments(forward: Callable[..., Any]) -> list[str]:
 
 
 def _threshold_of(
-    activation: Callable[[Tensor], Any], known: Rectified, like: Tensor
+    activation: Callable[[Tensor], Any], rectified: Rectified, like: Tensor
 ) -> float | None:
     """The t of an activation that is ``act(x) if x > t else 0``; 0 for ReLU.
 
@@ -182,17 +186,17 @@ def _threshold_of(
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device="cpu").view(dtype)
     device = "cpu" if like.is_meta else like.device
     x = every[every.isfinite()].to(like.dtype).to(device)
-    threshold = _threshold_among(activation, known, x)
+    threshold = _threshold_among(activation, rectified, x)
     if threshold and like.dtype not in ELEMENTS:
         next_up = x[x > threshold].min()
         bits = torch.stack([x.new_tensor(threshold), next_up]).float().view(torch.int32).tolist()
-        near = torch.arange(bits[0], bits[1] + 1, dtype=torch.int32, device=device)
-        threshold = _threshold_among(activation, known, near.view(torch.float32))
+        fp32_bits = torch.arange(bits[0], bits[1] + 1, dtype=torch.int32, device=device)
+        threshold = _threshold_among(activation, rectified, fp32_bits.view(torch.float32))
     return threshold
 
 
 def _threshold_among(
-    activation: Callable[[Tensor], Any], known: Rectified, x: Tensor
+    activation: Callable[[Tensor], Any], rectified: Rectified, x: Tensor
 ) -> float | None:
     try:
         with torch.no_grad():
@@ -204,7 +208,7 @@ def _threshold_among(
     threshold = x[y == 0].max() if (y == 0).any() else x.min()
     # 0 first: small values may become zero in the activation itself, as the square of 1e-30 does.
     for candidate in (0.0, float(threshold)):
-        right = known.value(torch.where(x <= candidate, 0, x))
+        right = rectified.value(torch.where(x <= candidate, 0, x))
         if threshold >= 0 and torch.equal(y, right):
             return candidate
     return None
@@ -229,16 +233,16 @@ def _in_fp32(ffn: Projections) -> Iterator[None]:
     Raises:
         Unsupported: these do not fit into memory.
     """
-    own: list[dict[str, Any]] = [linear._parameters for linear in ffn.present]
-    before = [dict(parameters) for parameters in own]
+    parameter_dicts: list[dict[str, Any]] = [linear._parameters for linear in ffn.present]
+    before = [dict(parameters) for parameters in parameter_dicts]
     try:
-        for parameters in own:
+        for parameters in parameter_dicts:
             parameters |= {n: p if p is None else p.float() for n, p in parameters.items()}
         yield
     except torch.OutOfMemoryError as error:
         raise Unsupported("there is too little memory for an fp32 copy of its weights") from error
     finally:
-        for parameters, previous in zip(own, before, strict=True):
+        for parameters, previous in zip(parameter_dicts, before, strict=True):
             parameters.update(previous)
 
 
@@ -248,14 +252,14 @@ def _text_of(formula: Formula, *, gated: bool) -> str:
     return f"{formula.activation}(gate) * {'relu(up)' if formula.relu_up else 'up'}"
 
 
-def relative_error(found: Tensor, right: Tensor) -> float:
+def relative_error(y: Tensor, expected: Tensor) -> float:
     """The largest relative error of a token; infinite where only one of the two is finite.
 
     fp16 ends at 65,504: a token on which both overflow says nothing.
     """
-    says_something = found.isfinite().all(dim=-1) | right.isfinite().all(dim=-1)
-    found, right = found[says_something].double(), right[says_something].double()
+    says_something = y.isfinite().all(dim=-1) | expected.isfinite().all(dim=-1)
+    y, expected = y[says_something].double(), expected[says_something].double()
     if not says_something.any():
         return float("inf")
-    error = ((found - right).norm(dim=-1) / right.norm(dim=-1).clamp_min(1e-30)).max()
+    error = ((y - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)).max()
     return float(error) if error.isfinite() else float("inf")

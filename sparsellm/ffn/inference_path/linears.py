@@ -46,9 +46,9 @@ def _fits(module: nn.Linear) -> bool:
 
 def use_fp8(module: nn.Linear) -> None:
     """Installs a forward that computes calls of many tokens in FP8, where no gradient is needed."""
-    own = vars(module)
-    own[_INSTALLED] = Derived(module, quantised_buffers, module.weight)
-    own["forward"] = partial(_forward, module)  # not a closure, as in `replace`
+    attributes = vars(module)
+    attributes[_INSTALLED] = Derived(module, quantised_buffers, module.weight)
+    attributes["forward"] = partial(_forward, module)  # not a closure, as in `replace`
 
 
 def is_fp8(module: nn.Module) -> bool:

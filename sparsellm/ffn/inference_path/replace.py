@@ -84,16 +84,16 @@ def _read(w: FFNWeights, *, fp8: bool) -> tuple[Tensor, ...]:
 
 
 def _derive(down_KN: Tensor, first_NK: Tensor | None = None) -> dict[str, Tensor]:
-    found = {DOWN_NK: down_KN.detach().t().contiguous()}
-    return found if first_NK is None else found | quantised_buffers(first_NK)
+    buffers = {DOWN_NK: down_KN.detach().t().contiguous()}
+    return buffers if first_NK is None else buffers | quantised_buffers(first_NK)
 
 
 def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) -> None:
-    own = vars(module)
-    own[INSTALLED] = serving
+    attributes = vars(module)
+    attributes[INSTALLED] = serving
     # Not a closure: a copy of the module then computes with its own weights. Not a bound method,
     # which `torch.save` writes as an attribute of the module's class.
-    own["forward"] = partial(forward, module)
+    attributes["forward"] = partial(forward, module)
 
 
 def is_replaced(module: nn.Module) -> bool:
@@ -103,16 +103,16 @@ def is_replaced(module: nn.Module) -> bool:
 
 def put_back(module: nn.Module) -> None:
     """Restores a module's own forward, if it was replaced, and removes the hooks of its order."""
-    own = vars(module)
-    serving: _Serving | None = own.pop(INSTALLED, None)
+    attributes = vars(module)
+    serving: _Serving | None = attributes.pop(INSTALLED, None)
     if serving is None:
         return
     serving.prefill.unwatch()
     if DOWN_NK in module._buffers:
         serving.derived.remove(module)
-    del own["forward"]
+    del attributes["forward"]
     if serving.previous is not None:
-        own["forward"] = serving.previous
+        attributes["forward"] = serving.previous
 
 
 def _ffn_forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
@@ -149,11 +149,13 @@ def _tokens(serving: _Serving, arguments: tuple[Any, ...], named: dict[str, Any]
     """The tokens of a call, if all other arguments have their default values; else None."""
     if len(arguments) > len(serving.parameters):
         return None
-    given = dict(zip(serving.parameters, arguments, strict=False)) | named
-    x: Tensor | None = given.pop(next(iter(serving.parameters)), None)
+    values = dict(zip(serving.parameters, arguments, strict=False)) | named
+    x: Tensor | None = values.pop(next(iter(serving.parameters)), None)
     defaults = serving.parameters
-    others = all(name in defaults and value is defaults[name] for name, value in given.items())
-    return x if others else None
+    are_defaults = all(
+        name in defaults and value is defaults[name] for name, value in values.items()
+    )
+    return x if are_defaults else None
 
 
 def _is_for_kernels(x: Tensor, serving: _Serving) -> bool:

@@ -50,7 +50,7 @@ def forward(
     twell.gate_twell(x_MK, w, gate)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
     saved = saved._replace(row=gate.overflowed, counted=gate.control)
-    kept, nnz_M = _fill(saved, gate, x_MK, n, token_M)
+    backup, nnz_M = _fill(saved, gate, x_MK, n, token_M)
     (blocks, rows), y_MK = _rows_of(saved), torch.empty_like(x_MK)
     up = saved.up if gated else None
     l1 = torch.empty(blocks, device=x_MK.device)
@@ -72,10 +72,10 @@ def forward(
         y_MK=y_MK,
         **rows,
     )
-    dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, kept, token_M=token_M)
+    dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, backup, token_M=token_M)
     assert dense_l1 is not None
     l1_sum = l1.sum() + dense_l1.sum()
-    return y_MK, FFNStats(l1_sum, nnz_M, kept.fired_N, kept.union_sum), saved
+    return y_MK, FFNStats(l1_sum, nnz_M, backup.fired_N, backup.union_sum), saved
 
 
 def _fill(
@@ -89,7 +89,7 @@ def _fill(
     """
     (m, width), n = saved.word.shape, num_neurons
     blocks, nnz_M = len(saved.table), torch.empty_like(saved.length)
-    kept = twell.KeptRows(
+    backup = twell.KeptRows(
         gate=saved.backup_gate if len(saved.backup_gate) else None,
         up=saved.backup_up,
         fired_N=saved.length.new_zeros(n),
@@ -109,22 +109,22 @@ def _fill(
         list=saved.row,
         control=saved.counted,
         nnz_M=nnz_M,
-        fired_N=kept.fired_N,
-        fired_bits=kept.fired_bits,
-        union_sum=kept.union_sum,
+        fired_N=backup.fired_N,
+        fired_bits=backup.fired_bits,
+        union_sum=backup.union_sum,
         table=saved.table,
     )
-    return kept, nnz_M
+    return backup, nnz_M
 
 
-def backward(given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:
+def backward(inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:
     """The gradient of x, in the order of its rows; those of the matrices are written to ``out``.
 
     Rows that did not fit into the backup are recomputed, without involving the host. With ``adds``
     the matrices' gradients are added to ``out``, which is then fp32.
     """
-    given = given._replace(d_l1=given.d_l1.to(torch.float32))
-    dy_MK, d_l1, x_MK, w, saved, token_M = given
+    inputs = inputs._replace(d_l1=inputs.d_l1.to(torch.float32))
+    dy_MK, d_l1, x_MK, w, saved, token_M = inputs
     gated = w.gate_NK is not None
     pair, dx_MK = torch.empty_like(saved.word), torch.empty_like(x_MK)
     (blocks, rows), (m, k) = _rows_of(saved), x_MK.shape
@@ -153,14 +153,16 @@ def backward(given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tens
         dx_MK=dx_MK,
         **rows,
     )
-    _weight_grads(given, pair, out, adds=adds)
-    _add_dense_rows(given, dx_MK, out)
+    _weight_grads(inputs, pair, out, adds=adds)
+    _add_dense_rows(inputs, dx_MK, out)
     return dx_MK
 
 
-def _weight_grads(given: BackwardInputs, pair: Tensor, out: MatrixGradients, *, adds: bool) -> None:
+def _weight_grads(
+    inputs: BackwardInputs, pair: Tensor, out: MatrixGradients, *, adds: bool
+) -> None:
     """Weight gradients of the ELL rows, neuron by neuron."""
-    dy_MK, _, x_MK, w, saved, token_M = given
+    dy_MK, _, x_MK, w, saved, token_M = inputs
     (m, k), (_, width), n = x_MK.shape, saved.word.shape, w.up_NK.shape[0]
     gated, blocks = w.gate_NK is not None, len(saved.table)
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
@@ -216,9 +218,9 @@ def _weight_grads(given: BackwardInputs, pair: Tensor, out: MatrixGradients, *, 
     kernel_for("hybrid_carry", x_MK).launch(grid, **sums)
 
 
-def _add_dense_rows(given: BackwardInputs, dx_MK: Tensor, grads: MatrixGradients) -> None:
+def _add_dense_rows(inputs: BackwardInputs, dx_MK: Tensor, grads: MatrixGradients) -> None:
     """Adds the gradients of the rows in the backup, and of those beyond it."""
-    dy_MK, d_l1, x_MK, w, saved, token_M = given
+    dy_MK, d_l1, x_MK, w, saved, token_M = inputs
     (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)
     gated = w.gate_NK is not None
     # Rounds are whole row tiles; a round that does not lie wholly in the backup is recomputed.

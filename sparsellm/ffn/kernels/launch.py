@@ -137,18 +137,18 @@ class Layout:
             )
 
     def _check(self, types: tuple[type, ...]) -> tuple[list[int], list[int]]:
-        for given, parameter in zip(types, self._parameters, strict=True):
-            if not issubclass(given, parameter.takes):
+        for argument_type, parameter in zip(types, self._parameters, strict=True):
+            if not issubclass(argument_type, parameter.takes):
                 raise TypeError(
-                    f"{self._kernel}: argument {parameter.name} is a {given.__name__}; it takes "
-                    f"{' or '.join(t.__name__ for t in parameter.takes)}"
+                    f"{self._kernel}: argument {parameter.name} is a {argument_type.__name__}; it "
+                    f"takes {' or '.join(t.__name__ for t in parameter.takes)}"
                 )
-        found = (
-            [i for i, given in enumerate(types) if issubclass(given, torch.Tensor)],
-            [i for i, given in enumerate(types) if given is NoneType],
+        positions = (
+            [i for i, argument_type in enumerate(types) if issubclass(argument_type, torch.Tensor)],
+            [i for i, argument_type in enumerate(types) if argument_type is NoneType],
         )
-        self._checked[types] = found
-        return found
+        self._checked[types] = positions
+        return positions
 
 
 class _Prepared:

@@ -113,7 +113,7 @@ def dense_rows(
     x_MK: Tensor,
     w: FFNWeights,
     y_MK: Tensor,
-    kept: KeptRows | None = None,
+    backup: KeptRows | None = None,
     *,
     token_M: Tensor | None = None,
 ) -> Tensor | None:
@@ -122,7 +122,7 @@ def dense_rows(
     ``token_M``: (M,) int32, the row of y that each row of x becomes; None where it is the same.
 
     Returns:
-        With ``kept`` parts of Σ|h|, fp32, to be added up.
+        With ``backup`` parts of Σ|h|, fp32, to be added up.
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     gated = w.gate_NK is not None
@@ -130,12 +130,12 @@ def dense_rows(
     row_tiles, half = -(-m // DENSE_ROW_TILE), DENSE_ROW_TILE // 2
     room = -(-m // (BACKUP_SHARE * DENSE_ROW_TILE)) * DENSE_ROW_TILE
     h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
-    counts = kept._asdict() if kept is not None else dict.fromkeys(KeptRows._fields)
+    counts = backup._asdict() if backup is not None else dict.fromkeys(KeptRows._fields)
     kernel = kernel_for("dense_rows", x_MK, w.activation)
-    if kept is not None:
+    if backup is not None:
         tiles = -(-n // (half if gated else DENSE_ROW_TILE))
         l1 = torch.zeros(row_tiles * tiles * (kernel.threads // 32), device=x_MK.device)
-        backup_rows = len(kept.up)
+        backup_rows = len(backup.up)
     kernel.launch_units(
         -(-n // half) * row_tiles,
         x_MK=x_MK,

@@ -45,7 +45,7 @@ def forward(
     return y_MK, stats, columns
 
 
-def backward(given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:
+def backward(inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:
     """The gradient of x, in the order of its rows; those of the matrices are written to ``out``.
 
     A pattern that did not fit into its columns is recomputed. With ``adds`` the matrices' gradients
@@ -54,7 +54,7 @@ def backward(given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tens
     Raises:
         ValueError: a CUDA graph is being captured, and the pattern might not fit.
     """
-    dy_MK, d_l1, x_MK, w, saved, token_M = given
+    dy_MK, d_l1, x_MK, w, saved, token_M = inputs
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
     num_nonzeros = None
@@ -110,8 +110,8 @@ def backward(given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tens
         **work("order", "control"),
         **union.sums_of(work, splits),
     )
-    given = given._replace(saved=saved)
-    weight_grads(given, d_gate, d_up, out, adds=adds, num_nonzeros=num_nonzeros)
+    inputs = inputs._replace(saved=saved)
+    weight_grads(inputs, d_gate, d_up, out, adds=adds, num_nonzeros=num_nonzeros)
     return dx_MK
 
 

@@ -54,7 +54,7 @@ def _layouts(
 
 
 def weight_grads(
-    given: BackwardInputs,
+    inputs: BackwardInputs,
     d_gate: Tensor | None,
     d_up: Tensor,
     out: MatrixGradients,
@@ -68,7 +68,7 @@ def weight_grads(
     of neurons that never fire are zero.
 
     Args:
-        given: values where a neuron does not fire for a token are not used. A token whose row of x
+        inputs: values where a neuron does not fire for a token are not used. A token whose row of x
             is not finite spoils the gradients of the groups of 32 that fire for it, as it does in a
             dense product.
         d_gate: (C, 64): the loss's gradient by the gate before its relu; None without a gate.
@@ -78,12 +78,12 @@ def weight_grads(
         num_nonzeros: an upper bound on the non-zeros of the pattern, by which scratch memory is
             reserved. None: the worst case.
     """
-    x_MK, dtype, gated = given.x_MK, out.up_NK.dtype, d_gate is not None
+    x_MK, dtype, gated = inputs.x_MK, out.up_NK.dtype, d_gate is not None
     assert dtype in (torch.float32, torch.bfloat16), dtype
     (num_tokens, k), n, kernel = x_MK.shape, len(out.up_NK), kernel_for("weight_grad", x_MK)
     columns = kernel.exported("columns")  # of x or dy in a work unit
     slices = -(-k // columns)
-    groups = group_columns(given.saved, n, slices)
+    groups = group_columns(inputs.saved, n, slices)
     # Nothing is split where no group can have so many rows.
     size = groups.plan.exported
     parts = size("max_parts") if num_tokens > size("min_part") * size("piece_rows") else 0
@@ -92,11 +92,11 @@ def weight_grads(
         dtype=torch.float32,
         device=x_MK.device,
     )
-    pieces = _fill_pieces(groups, given, d_gate, d_up, num_nonzeros)
+    pieces = _fill_pieces(groups, inputs, d_gate, d_up, num_nonzeros)
     kernel.launch_units(
         groups.num_units * 2 * slices,
         x_MK=x_MK,
-        dy_MK=given.dy_MK,
+        dy_MK=inputs.dy_MK,
         k=k,
         n=n,
         sums=sums,
@@ -157,13 +157,13 @@ def _piece_arrays(pieces: Scratch) -> dict[str, Address]:
 
 def _fill_pieces(
     groups: Groups,
-    given: BackwardInputs,
+    inputs: BackwardInputs,
     d_gate: Tensor | None,
     d_up: Tensor,
     num_nonzeros: int | None,
 ) -> Scratch:
     """The values of the pieces, and their rows; ``cuda/common/weight_grad.cuh`` says how."""
-    saved, gated, num_tokens = given.saved, d_gate is not None, len(given.x_MK)
+    saved, gated, num_tokens = inputs.saved, d_gate is not None, len(inputs.x_MK)
     num_groups, capacity, rows = groups.num_groups, len(d_up), groups.plan.exported("piece_rows")
     # A group has at most all tokens as rows, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // rows), capacity + num_groups)
@@ -176,7 +176,7 @@ def _fill_pieces(
         "piece_x": Array((most, rows)),
         "piece_values": Array((num_values, groups.plan.exported("neurons")), d_up.dtype),
     }
-    if given.token_M is not None:
+    if inputs.token_M is not None:
         arrays["piece_dy"] = Array((most, rows))
     pieces = Scratch(ScratchLayout(arrays), d_up.device)
     kernel_for("fill_pieces", d_up).launch_units(
@@ -186,7 +186,7 @@ def _fill_pieces(
         gate=saved.gate if gated else None,
         up=saved.up,
         gated=gated,
-        token_M=given.token_M,
+        token_M=inputs.token_M,
         **groups.arrays("member", "piece", "unit"),
         **groups.counters("control"),
         **_piece_arrays(pieces),

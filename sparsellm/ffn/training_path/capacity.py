@@ -42,12 +42,12 @@ class Capacity:
         would have fitted into less.
         """
         self._largest.append(largest)
-        wanted = min(size_for(_ROOM * max(self._largest)), self._most)
+        columns = min(size_for(_ROOM * max(self._largest)), self._most)
         full = len(self._largest) == _LATELY
-        if (wanted > self.columns and _CLOSE * largest > self.columns) or (
-            wanted < self.columns and full
+        if (columns > self.columns and _CLOSE * largest > self.columns) or (
+            columns < self.columns and full
         ):
-            self.columns = wanted
+            self.columns = columns
             self._largest.clear()
 
     def scaled(self, worst: int) -> Capacity:

@@ -344,8 +344,10 @@ class SparseFFN(nn.Module):
             ramp = self.ramp if self.training else None
             y_MK, stats = dense_ffn(x_MK, *products, self.activation, token_M, ramp)
         else:
-            w, kept = self._weights(), (self.format, self.ell_width)
-            y_MK, stats = sparse_ffn_training(x_MK, w, capacity, order, shared, *kept, fp8=self.fp8)
+            w, layout = self._weights(), (self.format, self.ell_width)
+            y_MK, stats = sparse_ffn_training(
+                x_MK, w, capacity, order, shared, *layout, fp8=self.fp8
+            )
         return y_MK.reshape(x.shape), stats
 
     def extra_repr(self) -> str:

@@ -93,10 +93,10 @@ def sparse_ffn_training(  # noqa: PLR0917
     tensors = FFNTensors(x_MK, *w[:3], token_M, *(quantised or (None, None)), *ready, *sums)
     arguments = (*tensors, capacity, ell_width, format, w.activation)
     if _needs_operators(tensors):
-        found = torch.ops.sparsellm.sparse_ffn_training.default(*arguments)
+        outputs = torch.ops.sparsellm.sparse_ffn_training.default(*arguments)
     else:
-        found = _differentiable_forward(*arguments)
-    y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = found
+        outputs = _differentiable_forward(*arguments)
+    y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = outputs
     recomputed = FORMATS[format].saved(*saved).recomputed
     return y_MK, FFNStats(l1_sum, nnz_M, fired_N, union_sum, recomputed)
 
@@ -174,8 +174,8 @@ def _forward(*arguments: Any) -> tuple[Any, ...]:
     x_MK = tensors.x_MK
     _check(tensors, room, format)
     with _computing(x_MK):
-        given = (x_MK, tensors.weights(activation), room, tensors.token_M)
-        y_MK, stats, saved = _implementation(format, x_MK).forward(*given)
+        inputs = (x_MK, tensors.weights(activation), room, tensors.token_M)
+        y_MK, stats, saved = _implementation(format, x_MK).forward(*inputs)
     return y_MK, *stats[:4], list(saved)
 
 
@@ -234,22 +234,22 @@ def _backward(
         The gradients of x, W_g (if there is one), W_u and W_d, each in its own type. With sums the
         matrices' gradients are added to these, and only that of x is returned.
     """
-    own, kept = FFNTensors(*tensors), FORMATS[format].saved(*saved)
-    x_MK, sums = own.x_MK, own.sums
+    ffn_tensors, pattern = FFNTensors(*tensors), FORMATS[format].saved(*saved)
+    x_MK, sums = ffn_tensors.x_MK, ffn_tensors.sums
     with _computing(x_MK):
-        w = own.weights(activation)
-        out = sums or MatrixGradients.empty(w, own.w_up_NK.dtype)
-        given = BackwardInputs(dy_MK, d_l1, x_MK, w, kept, own.token_M)
-        dx_MK = _implementation(format, x_MK).backward(given, out, adds=sums is not None)
+        w = ffn_tensors.weights(activation)
+        out = sums or MatrixGradients.empty(w, ffn_tensors.w_up_NK.dtype)
+        inputs = BackwardInputs(dy_MK, d_l1, x_MK, w, pattern, ffn_tensors.token_M)
+        dx_MK = _implementation(format, x_MK).backward(inputs, out, adds=sums is not None)
     if sums is not None:
         return [dx_MK]
-    found = (dx_MK, out.gate_NK, out.up_NK, transposed(out.down_NK, out.down_NK.dtype))
-    return [gradient for gradient in found if gradient is not None]
+    gradients = (dx_MK, out.gate_NK, out.up_NK, transposed(out.down_NK, out.down_NK.dtype))
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
-    given = FFNTensors(*arguments[5:]).differentiable
-    return [tensor.new_empty(tensor.shape) for tensor in given if tensor is not None]
+    differentiable = FFNTensors(*arguments[5:]).differentiable
+    return [tensor.new_empty(tensor.shape) for tensor in differentiable if tensor is not None]
 
 
 _PLAIN = frozenset({Tensor, nn.Parameter, NoneType})
@@ -280,10 +280,10 @@ class _SparseFFN(torch.autograd.Function):
         return y_MK, l1_sum, *counts, *saved
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
-        (dy_MK, d_l1, *_), kept = given, ctx.saved_tensors
+    def backward(ctx: Any, *d_outputs: Any) -> tuple[Any, ...]:
+        (dy_MK, d_l1, *_), saved_tensors = d_outputs, ctx.saved_tensors
         count = len(FFNTensors._fields)
-        tensors, saved = FFNTensors(*kept[:count]), list(kept[count:])
+        tensors, saved = FFNTensors(*saved_tensors[:count]), list(saved_tensors[count:])
         x_MK = tensors.x_MK
         # What the loss does not depend on has no gradient.
         dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
@@ -291,21 +291,21 @@ class _SparseFFN(torch.autograd.Function):
             d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
         arguments = (dy_MK, d_l1, saved, ctx.format, ctx.activation, *tensors)
         # The operator refuses second derivatives.
-        as_operator = torch.is_grad_enabled() or _needs_operators((dy_MK, d_l1, *kept))
+        as_operator = torch.is_grad_enabled() or _needs_operators((dy_MK, d_l1, *saved_tensors))
         if not as_operator:
-            found = _backward(*arguments)
+            computed = _backward(*arguments)
         elif tensors.sums is None:
-            found = torch.ops.sparsellm.sparse_ffn_backward.default(*arguments)
+            computed = torch.ops.sparsellm.sparse_ffn_backward.default(*arguments)
         else:
-            found = [torch.ops.sparsellm.sparse_ffn_backward_into.default(*arguments)]
-        rest = iter(found)
+            computed = [torch.ops.sparsellm.sparse_ffn_backward_into.default(*arguments)]
+        rest = iter(computed)
         gradients = (None if t is None else next(rest, None) for t in tensors.differentiable)
         return (*gradients, *(None,) * count)  # count: all other tensors, and four options
 
 
 def _differentiable_forward(*arguments: Any) -> tuple[Any, ...]:
-    found = _SparseFFN.apply(*arguments)
-    return *found[:5], list(found[5:])
+    outputs = _SparseFFN.apply(*arguments)
+    return *outputs[:5], list(outputs[5:])
 
 
 define("sparse_ffn_forward", _FORWARD, _forward, _fake_forward)
@@ -326,9 +326,9 @@ define_differentiable(
 )
 
 
-def _check(given: FFNTensors, room: Room, format: Format) -> None:
-    x_MK, w = given.x_MK, FFNWeights(*given[1:4])
-    m, k, n = check_tensors(x_MK, w, w.up_NK.dtype, given.token_M, as_kernels_read=False)
+def _check(tensors: FFNTensors, room: Room, format: Format) -> None:
+    x_MK, w = tensors.x_MK, FFNWeights(*tensors[1:4])
+    m, k, n = check_tensors(x_MK, w, w.up_NK.dtype, tensors.token_M, as_kernels_read=False)
     FORMATS[format].check(m, n, room)
     if not runs_kernels(x_MK):
         return

@@ -59,8 +59,11 @@ def compile_options(  # noqa: PLR0917
     """
     defined = []
     if activation != "relu":  # what sources compute without further options
-        known = RECTIFIED[activation]
-        defined = [f"SPARSELLM_VALUE={known.device_value}", f"SPARSELLM_SLOPE={known.device_slope}"]
+        rectified = RECTIFIED[activation]
+        defined = [
+            f"SPARSELLM_VALUE={rectified.device_value}",
+            f"SPARSELLM_SLOPE={rectified.device_slope}",
+        ]
     if element == torch.float16:
         defined.append("SPARSELLM_FP16")
     if fp8:
@@ -83,16 +86,16 @@ def _headers_digest(source: Path, folder: str) -> str:
 
 def _included(source: Path, folder: str) -> set[Path]:
     """All headers that a source includes, directly or not."""
-    found: set[Path] = set()
+    headers: set[Path] = set()
     pending = [source]
     while pending:
         text = pending.pop().read_text(encoding="utf-8")
         for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
             header = bundled("cuda") / (name if "/" in name else f"{folder}/{name}")
-            if header not in found:
-                found.add(header)
+            if header not in headers:
+                headers.add(header)
                 pending.append(header)
-    return found
+    return headers
 
 
 _SECONDS: list[float] = []  # per source: to compile it, read it from disk, or wait for it

@@ -55,17 +55,17 @@ def report(compiler: NVRTC, source: Path, options: tuple[str, ...], cubin: Path)
     Raises:
         ValueError: there is no nvdisasm, or no folder to write to.
     """
-    asked = knobs()
-    if "config" in asked:
+    enabled = knobs()
+    if "config" in enabled:
         print_lines(f"{source.name}: NVRTC {compiler.version} {' '.join(options)}: {cubin}")
     text = source.read_text(encoding="utf-8")
-    if "spills" in asked:
+    if "spills" in enabled:
         print_lines(compiler.log_of(text, source.name, (*options, "--ptxas-options=-v")))
-    if "ptx" in asked:
+    if "ptx" in enabled:
         virtual = [re.sub("^-arch=sm_", "-arch=compute_", option) for option in options]
         _write(cubin.with_suffix(".ptx"), compiler.compile(text, source.name, virtual))
-    if "sass" in asked:
-        lines = ["--print-line-info"] if "lineinfo" in asked else []
+    if "sass" in enabled:
+        lines = ["--print-line-info"] if "lineinfo" in enabled else []
         command = [_disassembler(), *lines, str(cubin)]
         _write(
             cubin.with_suffix(".sass"),

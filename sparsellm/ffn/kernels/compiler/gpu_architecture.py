@@ -53,7 +53,7 @@ PORTABLE = GPUArchitecture(
 ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU uses the first one that it can run
 
 
-def target_of(capability: Capability, known: Collection[int]) -> str:
+def target_of(capability: Capability, supported: Collection[int]) -> str:
     """The target that NVRTC compiles for, such as ``sm_90a``.
 
     It is the GPU's own; for a version of NVRTC that does not know it, the first one of its
@@ -61,7 +61,7 @@ def target_of(capability: Capability, known: Collection[int]) -> str:
 
     Args:
         capability: the GPU's compute capability.
-        known: those that NVRTC knows, such as 90 for (9, 0).
+        supported: those that NVRTC knows, such as 90 for (9, 0).
 
     Raises:
         ValueError: NVRTC knows none that the GPU runs.
@@ -69,11 +69,12 @@ def target_of(capability: Capability, known: Collection[int]) -> str:
     generation, _ = capability
     for target in (capability, (generation, 0)):
         major, minor = target
-        if 10 * major + minor in known:
+        if 10 * major + minor in supported:
             return _SPECIFIC_TARGETS.get(target, f"sm_{major}{minor}")
     raise ValueError(
-        f"NVRTC knows no GPU of compute capability {_dotted(capability)} (only up to "
-        f"{_dotted(divmod(max(known), 10))}); install a newer CUDA build of torch, or a newer NVRTC"
+        f"NVRTC knows no GPU of compute capability {_dotted(capability)} (only "
+        f"up to {_dotted(divmod(max(supported), 10))}); install a newer CUDA build of torch, or a "
+        "newer NVRTC"
     )
 
 
@@ -118,10 +119,10 @@ def architecture_of(device_index: int) -> GPUArchitecture:
         ValueError: there is none; see `architecture_for`.
     """
     capability = torch.cuda.get_device_capability(device_index)
-    found = architecture_for(capability, os.environ.get(FORCED, ""))
-    if found is None:
+    architecture = architecture_for(capability, os.environ.get(FORCED, ""))
+    if architecture is None:
         raise ValueError(f"{unsupported(device_index)}; use the dense FFN")
-    return found
+    return architecture
 
 
 def _dotted(capability: Capability) -> str:

@@ -48,9 +48,9 @@ class NVRTC:
         """The compute capabilities that it compiles for, such as 90."""
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
-        known = (ctypes.c_int * count.value)()
-        self._call("nvrtcGetSupportedArchs", known)
-        return tuple(known)
+        supported = (ctypes.c_int * count.value)()
+        self._call("nvrtcGetSupportedArchs", supported)
+        return tuple(supported)
 
     def compile(self, source: str, name: str, options: Sequence[str]) -> bytes:
         """Machine code; PTX if the target among the options is a virtual one, or if there is none.

@@ -106,16 +106,16 @@ def beginning_of(recipe: Recipe, start: Path | None, fresh: bool, init_from: Pat
     if fresh and recipe.run_path.exists():
         return "new; the earlier run is moved aside"
     if start is not None:
-        own = start.resolve().parent == (recipe.run_path / "checkpoints").resolve()
-        return f"resumes from {start.name}" if own else f"new, goes on from {start}"
+        same_run = start.resolve().parent == (recipe.run_path / "checkpoints").resolve()
+        return f"resumes from {start.name}" if same_run else f"new, goes on from {start}"
     return f"new, with the weights of {init_from}" if init_from else "new"
 
 
 def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
     """Warnings about what will hardly work on this machine, with the remedy."""
-    found = []
+    lines = []
     if len(machine.gpus) > ranks.on_this_node:
-        found.append(
+        lines.append(
             f"{len(machine.gpus)} GPUs are here and {ranks.on_this_node} will be used; accelerate "
             f"launch --config_file launch/ddp8.yaml --num_processes {len(machine.gpus)} "
             "-m sparsellm train … uses all"
@@ -125,18 +125,18 @@ def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
         days = flops * recipe.train.steps / (CPU_CORE_FLOPS * machine.cores) / 86_400
         time = f"{days / 365:.0f} years" if days > 730 else f"{days:.0f} days"
         if days > _LONG_DAYS:
-            found.append(
+            lines.append(
                 f"no GPU, and {machine.cores} CPU cores take at least {time} for "
                 f"{flops * recipe.train.steps:.1e} FLOPs; a recipe for CPUs: sparsellm train debug"
             )
         if recipe.runtime.precision == "fp8":
-            found.append(
+            lines.append(
                 "no GPU: runtime.precision: fp8 is emulated, which gives the numbers that a GPU "
                 "would and takes longer than bf16"
             )
     if short := short_of_memory(recipe, machine, ranks):
-        found.append(short)
-    return found
+        lines.append(short)
+    return lines
 
 
 def unused_gpus(machine: Machine, device_type: str, torch_version: str) -> str | None:
@@ -187,8 +187,8 @@ def short_on_gpus(recipe: Recipe, machine: Machine, num_gpus: int) -> list[str]:
         return []
     ways = estimate.ways_to_shard(num_gpus)
     launches = {way: Launch(num_gpus, num_gpus, shards) for way, shards in ways.items()}
-    found = {way: short_of_memory(recipe, machine, ranks) for way, ranks in launches.items()}
-    return [f"{way}: {line}" for way, line in found.items() if line]
+    shortages = {way: short_of_memory(recipe, machine, ranks) for way, ranks in launches.items()}
+    return [f"{way}: {line}" for way, line in shortages.items() if line]
 
 
 def _text(data: DataConfig) -> str:
@@ -268,9 +268,9 @@ def _gpus_by_driver() -> tuple[str, ...]:
 
 def _visible(count: int) -> list[int]:
     """Which GPUs CUDA will show; identifiers other than numbers count as the first GPU."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return list(range(count))
-    given = [word.strip() for word in wanted.split(",") if word.strip() not in ("", "-1")]
-    chosen = [int(word) if word.isdigit() else place for place, word in enumerate(given)]
+    identifiers = [word.strip() for word in visible.split(",") if word.strip() not in ("", "-1")]
+    chosen = [int(word) if word.isdigit() else place for place, word in enumerate(identifiers)]
     return [place for place in chosen if place < count]

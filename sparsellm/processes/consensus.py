@@ -61,17 +61,17 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
     Raises:
         ValueError: some rank differs; the message says which rank has what.
     """
-    own = {f"the recipe's {key}": str(v) for key, v in flatten(recipe.model_dump()).items()}
-    own |= session.versions("torch", "transformers", "accelerate", "safetensors", "triton")
-    own |= {
+    environment = {f"the recipe's {key}": str(v) for key, v in flatten(recipe.model_dump()).items()}
+    environment |= session.versions("torch", "transformers", "accelerate", "safetensors", "triton")
+    environment |= {
         "the device": device_name(accelerator.device),
         "sparsellm": _code_version(),
         "CUDA of torch": str(torch.version.cuda),
         "the number of ranks": str(accelerator.num_processes),
     }
     if torch.cuda.is_available():
-        own["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    _compare(own, "start all ranks by the same command, code, libraries and kind of GPU")
+        environment["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    _compare(environment, "start all ranks by the same command, code, libraries and kind of GPU")
     if differing := _differing(_node_settings()):
         accelerator.print(
             f"warning: the ranks differ in {_shown(differing)}. Training goes on; where it is slow "
@@ -119,9 +119,9 @@ def agreed_checkpoint(
     """
     with together(accelerator.device):
         path = None if fresh else start_of(recipe.run_path, resume_from)
-        seen = "none" if path is None else checkpoint.identity(path)
+        identity = "none" if path is None else checkpoint.identity(path)
     _compare(
-        {"the checkpoint": seen},
+        {"the checkpoint": identity},
         f"{recipe.run_path} must be on a file system that all ranks share",
     )
     return path
@@ -144,13 +144,13 @@ def _code_version() -> str:
     return f"{sparsellm.__version__} ({digest.hexdigest()[:8]})"
 
 
-def _compare(own: dict[str, str], remedy: str) -> None:
-    if differing := _differing(own):
+def _compare(rank_values: dict[str, str], remedy: str) -> None:
+    if differing := _differing(rank_values):
         raise ValueError(f"the ranks differ in {_shown(differing)}. Nothing was changed; {remedy}")
 
 
-def _differing(own: dict[str, str]) -> list[str]:
-    everyone = gather_object([(socket.gethostname(), own)])
+def _differing(rank_values: dict[str, str]) -> list[str]:
+    everyone = gather_object([(socket.gethostname(), rank_values)])
     return differences([values for _, values in everyone], [host for host, _ in everyone])
 
 
@@ -162,15 +162,15 @@ def _shown(differing: list[str]) -> str:
 
 def differences(values: Sequence[dict[str, str]], hosts: Sequence[str]) -> list[str]:
     """For each key in which ranks differ: which ranks have which value, the most common last."""
-    found = []
-    for key in dict.fromkeys(key for own in values for key in own):
+    lines = []
+    for key in dict.fromkeys(key for rank_values in values for key in rank_values):
         ranks: defaultdict[str, list[int]] = defaultdict(list)
-        for rank, own in enumerate(values):
-            ranks[own.get(key, "nothing")].append(rank)
+        for rank, rank_values in enumerate(values):
+            ranks[rank_values.get(key, "nothing")].append(rank)
         if len(ranks) > 1:
             parts = []
             for value, group in sorted(ranks.items(), key=lambda item: len(item[1])):
                 named = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in group)
                 parts.append(f"{value} on {named if len(group) <= 4 else f'{len(group)} ranks'}")
-            found.append(f"{key}: {', '.join(parts)}")
-    return found
+            lines.append(f"{key}: {', '.join(parts)}")
+    return lines

@@ -87,10 +87,10 @@ def agree(error: Exception | None, interrupted: bool, device: torch.device) -> N
         Interrupted: none has, and some rank was interrupted.
     """
     ranks_above = dist.get_world_size() - dist.get_rank() if dist.is_initialized() else 1
-    own = 1 + ranks_above  # the larger, the lower the rank
-    worst = largest(own if error is not None else int(interrupted), device)
+    error_code = 1 + ranks_above  # the larger, the lower the rank
+    worst = largest(error_code if error is not None else int(interrupted), device)
     if worst > 1:
-        raise FailedTogether(error, speaks=worst == own)
+        raise FailedTogether(error, speaks=worst == error_code)
     if worst == 1:
         raise Interrupted
 

@@ -75,15 +75,15 @@ def watch(command: Sequence[str], run_path: Path) -> Generator[list[Line], None,
     Raises:
         ValueError: it failed; with its reason.
     """
-    seen = _version(run_path)  # of an earlier part of the run: nothing new
+    last_version = _version(run_path)  # of an earlier part of the run: nothing new
     output = run_path.with_name(f"{run_path.name}.log")
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
         while process.poll() is None:
-            if (version := _version(run_path)) != seen:
-                seen = version
+            if (version := _version(run_path)) != last_version:
+                last_version = version
                 yield read_metrics(run_path, "train")
             time.sleep(POLL_SECONDS)
     finally:

@@ -97,13 +97,13 @@ class Peers:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._store is None:
             return
-        told = self._tell_others(error) if isinstance(error, Exception) else None
+        shared_error = self._tell_others(error) if isinstance(error, Exception) else None
         if error is None:
             self._accelerator.wait_for_everyone()  # else a slower rank would report this one dead
         self._closed.set()
         self._thread.join()
-        if told is not None and told is not error:
-            raise told from None
+        if shared_error is not None and shared_error is not error:
+            raise shared_error from None
 
     def _send_beat(self) -> None:
         self._count += 1
@@ -211,8 +211,8 @@ class Peers:
         silent = now - self._neighbour[1] > SILENT_SECONDS
         if beat.is_dead or silent:
             self._wait_for_failure(2 * POLL_SECONDS)  # it may have ended because a third one failed
-            how = f"gave no sign of life for {SILENT_SECONDS:.0f} s" if silent else _ENDED
-            self._fail(f"{beat.name} {how}; the other ranks end too. The same command resumes")
+            reason = f"gave no sign of life for {SILENT_SECONDS:.0f} s" if silent else _ENDED
+            self._fail(f"{beat.name} {reason}; the other ranks end too. The same command resumes")
 
     def _watch_progress(self) -> None:
         """Names the ranks that a step waits for; ends it shortly before a collective times out."""
@@ -276,18 +276,18 @@ def _progress(beats: list[Beat]) -> str:
         groups[beat.step, doing].append(beat)
     usual = max(groups, key=lambda key: len(groups[key]))
     parts = []
-    for key, own in sorted(groups.items(), key=lambda i: (i[0][1] == waiting, len(i[1]))):
-        who = ", ".join(b.name for b in own[:4]) + (", …" if len(own) > 4 else "")
-        if key == usual and len(own) > 4:
-            who = f"{len(own)} ranks"
-        parts.append(f"{who}: {key[1]} for {max(b.seconds for b in own):.0f} s")
+    for key, members in sorted(groups.items(), key=lambda i: (i[0][1] == waiting, len(i[1]))):
+        who = ", ".join(b.name for b in members[:4]) + (", …" if len(members) > 4 else "")
+        if key == usual and len(members) > 4:
+            who = f"{len(members)} ranks"
+        parts.append(f"{who}: {key[1]} for {max(b.seconds for b in members):.0f} s")
     return "; ".join(parts)
 
 
 def _is_lost_contact(error: Exception) -> bool:
     """Whether a collective failed because of another rank, from the wording of gloo and NCCL."""
     words = ("connection closed by peer", "connection reset by peer", "gloo", "broken pipe", "nccl")
-    said = str(error).lower()
+    message = str(error).lower()
     return isinstance(error, dist.DistBackendError | dist.DistNetworkError) or (
-        type(error) is RuntimeError and any(word in said for word in (*words, *_TIMEOUT_WORDS))
+        type(error) is RuntimeError and any(word in message for word in (*words, *_TIMEOUT_WORDS))
     )

@@ -264,8 +264,8 @@ def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     mixture, is replaced whole, as ``--set`` replaces it."""
     merged = base | change
     for key in base.keys() & change.keys():
-        both = (base[key], change[key])
-        if section_of(Recipe, key) and all(isinstance(values, dict) for values in both):
+        pair = (base[key], change[key])
+        if section_of(Recipe, key) and all(isinstance(values, dict) for values in pair):
             merged[key] = base[key] | change[key]
     return merged
 

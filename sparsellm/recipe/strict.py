@@ -72,12 +72,12 @@ class _StrictLoader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
+        names: set[str] = set()
         for key, _ in node.value:
-            if (name := str(key.value)) in seen:
+            if (name := str(key.value)) in names:
                 problem = f"key {name!r} occurs twice; keep one"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            seen.add(name)
+            names.add(name)
         return super().construct_mapping(node, deep)
 
 
@@ -112,8 +112,8 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f"line {mark.line + 1}: "
-        what = ", ".join(filter(None, (error.context, error.problem)))
-        raise ValueError(f"{source}: not valid YAML: {where}{what}") from error
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise ValueError(f"{source}: not valid YAML: {where}{problem}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{source}: not valid YAML: {error}") from error
 
@@ -147,10 +147,10 @@ def parse_json(text: str, source: str, remedy: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        what = str(error)
+        problem = str(error)
         if isinstance(error, json.JSONDecodeError):
-            what = error.msg + (f", line {error.lineno}" if text.count("\n") > 1 else "")
-        raise ValueError(f"{source} is damaged: not JSON ({what}); {remedy}") from error
+            problem = error.msg + (f", line {error.lineno}" if text.count("\n") > 1 else "")
+        raise ValueError(f"{source} is damaged: not JSON ({problem}); {remedy}") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise ValueError(f"{source}: expected an object {{…}}, found {kind}; {remedy}")

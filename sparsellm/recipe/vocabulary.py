@@ -135,13 +135,15 @@ def hf_end_of_document(name: str) -> str:
             token = token.get("content")
         if isinstance(token, str):
             return token
-    known = read_tokenizer(hf_file(name, TOKENIZER_FILE))
+    tokenizer_json = read_tokenizer(hf_file(name, TOKENIZER_FILE))
     for file in (GENERATION_FILE, CONFIG_FILE):
         ids = _optional(folder / file).get("eos_token_id")
         first = ids[0] if isinstance(ids, list) and ids else ids
-        if isinstance(first, int) and (token := _token_of(known, first)) is not None:
+        if isinstance(first, int) and (token := _token_of(tokenizer_json, first)) is not None:
             return token
-    special = [entry["content"] for entry in known.get("added_tokens", ()) if entry.get("special")]
+    special = [
+        entry["content"] for entry in tokenizer_json.get("added_tokens", ()) if entry.get("special")
+    ]
     among = f" (its special tokens: {', '.join(special[:8])})" if special else ""
     raise ValueError(
         f"data.tokenizer {name} names no end-of-document token{among}: set eos_token in its "

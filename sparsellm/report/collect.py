@@ -107,8 +107,8 @@ class RunData:
         if session["id"] in self.session_ends:
             return self.session_ends[session["id"]]["seconds"]
         # The process is still training, or was killed and none came after it.
-        own = self.train[-1] if self.train[-1]["step"] > session["step"] else None
-        return session["startup_seconds"] + (own["seconds"] if own else 0.0)
+        last_record = self.train[-1] if self.train[-1]["step"] > session["step"] else None
+        return session["startup_seconds"] + (last_record["seconds"] if last_record else 0.0)
 
 
 def read_runs(run_paths: list[Path]) -> list[RunData]:
@@ -177,13 +177,13 @@ def _check_shapes(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
         "nnz_mean": recipe.model.num_hidden_layers,
         "nnz_histogram": len(nnz_bucket_edges(recipe.model.intermediate_size)),
     }
-    found = {key: len(stats[key]) for key in expected}
+    lengths = {key: len(stats[key]) for key in expected}
     expected["nnz_by_position"] = len(position_bucket_starts(recipe.model.context_length))
-    found["nnz_by_position"] = max(map(len, stats["nnz_by_position"]), default=0)
+    lengths["nnz_by_position"] = max(map(len, stats["nnz_by_position"]), default=0)
     for key, length in expected.items():
-        if found[key] not in (length, 0):  # none where the record is older than the statistic
+        if lengths[key] not in (length, 0):  # none where the record is older than the statistic
             raise ValueError(
-                f"{path / METRICS_FILE}: {key} of step {record['step']} has {found[key]} values "
+                f"{path / METRICS_FILE}: {key} of step {record['step']} has {lengths[key]} values "
                 f"and recipe.yaml's model has {length}; put the run's own recipe.yaml back"
             )
 

@@ -136,7 +136,7 @@ def series(
     if len(members) > 1:
         axes.plot(*zip(*means, strict=True), color=style["color"])
         axes.margins(y=0.1)  # room for the text
-    points = [point for _, own in members for point in own]
+    points = [point for _, setting_points in members for point in setting_points]
     axes.plot(*zip(*points, strict=True), label=name, **style)
     for (text, _), (x, y), (_, after) in zip(members, means, [*means[1:], means[-1]], strict=True):
         # Beside the line to the next point, not on it.
@@ -160,8 +160,8 @@ def dense_lines(axes: Axes, loss: float) -> None:
 def legend_beside(figure: Figure, axes: list[Axes]) -> None:
     """One legend to the right of all axes, each name once; the figure grows by its width."""
     entries: dict[str, Any] = {}
-    for own in axes:
-        for handle, name in zip(*own.get_legend_handles_labels(), strict=True):
+    for panel in axes:
+        for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
             entries.setdefault(name, handle)
     if entries:
         width, height = figure.get_size_inches()

@@ -82,22 +82,22 @@ def render_page(runs: list[RunData], sweep: SweepData | None = None, about: str 
 def verdict(run: RunData) -> list[str]:
     """A run's loss, zeros and speed in sentences; what is odd about it follows after "Odd:"."""
     end = run.train[-1]
-    found = [f"{end['step']:,} of {run.recipe.train.steps:,} steps, {end['tokens']:,} tokens."]
+    sentences = [f"{end['step']:,} of {run.recipe.train.steps:,} steps, {end['tokens']:,} tokens."]
     if run.validation:
-        found.append(f"The held-out loss is {run.validation[-1]['loss']:.4f} nats per token.")
+        sentences.append(f"The held-out loss is {run.validation[-1]['loss']:.4f} nats per token.")
     elif end.get("loss") is not None:
         loss = f"The training loss is {end['loss']:.4f} nats per token"
-        found.append(f"{loss}; no held-out loss was measured.")
+        sentences.append(f"{loss}; no held-out loss was measured.")
     if nnz := end["sparsity"]["nnz_mean"]:
         width = run.recipe.model.intermediate_size
         zeros = f"{mean(nnz):,.1f} of {width:,} neurons fire for a token"
-        found.append(f"{zeros}: {1 - mean(nnz) / width:.1%} of the activations are zero.")
+        sentences.append(f"{zeros}: {1 - mean(nnz) / width:.1%} of the activations are zero.")
     rates = [r["tokens_per_second"] for r in run.train if r.get("tokens_per_second")]
     if rates:
         sparse = (end.get("kernels") or {}).get("sparse", [])
         kernels = f"; {sum(sparse)} of {len(sparse)} layers on sparse kernels" if sparse else ""
-        found.append(f"{statistics.median(rates):,.0f} tokens/s{kernels}.")
-    return found + [f"Odd: {text}." for text in _odd(run)]
+        sentences.append(f"{statistics.median(rates):,.0f} tokens/s{kernels}.")
+    return sentences + [f"Odd: {text}." for text in _odd(run)]
 
 
 def _odd(run: RunData) -> Iterator[str]:
@@ -113,9 +113,11 @@ def _odd(run: RunData) -> Iterator[str]:
         yield f"{mean(dead):.0%} of the neurons are silent"
     if lost := (end.get("kernels") or {}).get("overflows"):
         yield f"{lost:,} patterns of the last step overflowed, and were computed again"
-    hows = [ended["how"] for ended in run.session_ends.values()]
-    for how in dict.fromkeys(how for how in hows if how.startswith(("failed", "killed"))):
-        yield f"a process was {how}" if how == "killed" else f"a process {how}"
+    outcomes = [session_end["how"] for session_end in run.session_ends.values()]
+    for outcome in dict.fromkeys(
+        outcome for outcome in outcomes if outcome.startswith(("failed", "killed"))
+    ):
+        yield f"a process was {outcome}" if outcome == "killed" else f"a process {outcome}"
 
 
 def _verdict_section(run: RunData, several: bool) -> str:

@@ -86,10 +86,10 @@ def _predicted(run: RunData) -> dict[str, Line]:
 
 
 def _line(points: Sequence[tuple[int | None, float | None]]) -> Line:
-    known = [(x, y) for x, y in points if x is not None and y is not None]
-    finite = [(x, y) for x, y in known if math.isfinite(y)]
-    kept = thin(finite, MAX_POINTS)
-    return {"x": [x for x, _ in kept], "y": _rounded([y for _, y in kept])}
+    measured = [(x, y) for x, y in points if x is not None and y is not None]
+    finite = [(x, y) for x, y in measured if math.isfinite(y)]
+    shown = thin(finite, MAX_POINTS)
+    return {"x": [x for x, _ in shown], "y": _rounded([y for _, y in shown])}
 
 
 def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
@@ -102,12 +102,12 @@ def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]
     inner = points[1:-1]
     stretches = (limit - 2) // 2
     edges = [len(inner) * i // stretches for i in range(stretches + 1)]
-    kept = {0, len(points) - 1}
+    chosen = {0, len(points) - 1}
     for begin, end in itertools.pairwise(edges):
         indices = range(begin, end)
-        kept.add(1 + min(indices, key=lambda i: inner[i][1]))
-        kept.add(1 + max(indices, key=lambda i: inner[i][1]))
-    return [points[i] for i in sorted(kept)]
+        chosen.add(1 + min(indices, key=lambda i: inner[i][1]))
+        chosen.add(1 + max(indices, key=lambda i: inner[i][1]))
+    return [points[i] for i in sorted(chosen)]
 
 
 def _heat(train: Records) -> dict[str, Any]:

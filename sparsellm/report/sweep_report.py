@@ -130,13 +130,13 @@ def draw_sweep(sweep: SweepData) -> tuple[str, list[str]]:
         for unused in places[len(shown) :]:
             unused.remove()
         for panel, axes in zip(shown, places, strict=False):
-            for index, own in sweep.families():
-                several = len(own) > 1
-                texts = [drawing.exponent(g.l1_coefficient) if several else "" for g in own]
-                name = own[0].group
+            for index, family in sweep.families():
+                several = len(family) > 1
+                texts = [drawing.exponent(g.l1_coefficient) if several else "" for g in family]
+                name = family[0].group
                 if several:  # without the value that `each` appended
                     name = re.sub(r"-[\d.]+(e-?\d+)?$", "", name) + ", λ at each point"
-                members = list(zip(texts, map(panel.points, own), strict=True))
+                members = list(zip(texts, map(panel.points, family), strict=True))
                 drawing.series(axes, name, members, index)
             if panel is LOSS and sweep.dense_relu:
                 drawing.dense_lines(axes, sweep.dense_relu)

@@ -106,18 +106,20 @@ class SweepData:
 
     def families(self) -> list[tuple[int, list[Group]]]:
         """Groups that differ only in a constant λ above 0, each after the number of the first."""
-        found: dict[str, tuple[int, list[Group]]] = {}
+        by_key: dict[str, tuple[int, list[Group]]] = {}
         for index, g in enumerate(self.groups):
-            own = g.runs[0].recipe
-            recipe = own.model_dump(mode="json", exclude={"name", "seed", "description"})
+            first_recipe = g.runs[0].recipe
+            recipe = first_recipe.model_dump(mode="json", exclude={"name", "seed", "description"})
             moved = recipe["sparsity"].pop("l1_coefficient")
-            is_constant = own.activation.exact_zeros and not own.sparsity.target_nnz
+            is_constant = (
+                first_recipe.activation.exact_zeros and not first_recipe.sparsity.target_nnz
+            )
             key = json.dumps(recipe) if is_constant and moved else g.group
-            found.setdefault(key, (index, []))[1].append(g)
-        return list(found.values())
+            by_key.setdefault(key, (index, []))[1].append(g)
+        return list(by_key.values())
 
-    def _mean_loss(self, wanted: Any) -> float | None:
-        chosen = [g for g in self.groups if wanted(g.runs[0].recipe)]
+    def _mean_loss(self, predicate: Any) -> float | None:
+        chosen = [g for g in self.groups if predicate(g.runs[0].recipe)]
         losses = chosen[0].held_out_losses if len(chosen) == 1 else []
         return fmean(losses) if losses else None
 
@@ -137,14 +139,14 @@ def read_sweep(folder: Path) -> SweepData:
         )
     content = read_model(path, _SweepFile, "run the sweep again")
     bench = _lines(folder / BENCH_FILE)
-    begun = [r for r in content["runs"] if without_records(folder / r["name"]) is None]
-    if not begun:
+    started = [r for r in content["runs"] if without_records(folder / r["name"]) is None]
+    if not started:
         raise FileNotFoundError(f"{folder}: none of its runs has a record yet")
     groups: dict[str, list[RunData]] = {}
-    for run, data in zip(begun, read_runs([folder / r["name"] for r in begun]), strict=True):
+    for run, data in zip(started, read_runs([folder / r["name"] for r in started]), strict=True):
         groups.setdefault(run["group"], []).append(data)
-    found = [_group(name, members, bench) for name, members in groups.items()]
-    return SweepData(content["name"], content["description"], found)
+    sweep_groups = [_group(name, members, bench) for name, members in groups.items()]
+    return SweepData(content["name"], content["description"], sweep_groups)
 
 
 def mean_score(run: RunData) -> float | None:
@@ -156,8 +158,8 @@ def mean_score(run: RunData) -> float | None:
 def last_nnz(run: RunData) -> float:
     """Non-zeros per token over the last tenth of a run's steps, mean over layers."""
     end = run.train[-1]["step"] * (1 - _LAST_SHARE)
-    late = [r for r in run.train if r["step"] > end] or run.train[-1:]
-    return fmean(fmean(r["sparsity"]["nnz_mean"]) for r in late)
+    last_records = [r for r in run.train if r["step"] > end] or run.train[-1:]
+    return fmean(fmean(r["sparsity"]["nnz_mean"]) for r in last_records)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

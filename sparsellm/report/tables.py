@@ -52,7 +52,7 @@ def summary_table(runs: list[RunData]) -> str:
 
 def _processes(run: RunData) -> str:
     ends = [run.session_ends.get(s["id"], {}).get("how", "no end recorded") for s in run.sessions]
-    return _each(f"{ends.count(how)} {how}" for how in dict.fromkeys(ends))
+    return _each(f"{ends.count(outcome)} {outcome}" for outcome in dict.fromkeys(ends))
 
 
 def _parent(run: RunData) -> str:
@@ -100,8 +100,8 @@ def evaluation_table(runs: list[RunData]) -> str:
     keys = dict.fromkeys(key for _, evaluation in scored for key in evaluation.scores)
     rows = []
     for task, metric in keys:
-        found = [evaluation.scores.get((task, metric)) for _, evaluation in scored]
-        rows.append([f"{task}, {metric}", *(s.text(metric) if s else "–" for s in found)])
+        scores = [evaluation.scores.get((task, metric)) for _, evaluation in scored]
+        rows.append([f"{task}, {metric}", *(s.text(metric) if s else "–" for s in scores)])
     means = [evaluation.mean for _, evaluation in scored]
     if any(means):
         rows.append(["mean of the suite", *(m.text("acc") if m else "–" for m in means)])
@@ -158,8 +158,8 @@ def analysis_tables(runs: list[RunData]) -> str:
         head = ["Layer", "Non-zeros", "99th percentile", "Union of 64", "128", "256"]
         head += ["Most in a tile of 256", "Share of the 256 most active", "Never fired"]
         ends = [
-            [end, ", ".join(f"{t['text']!r} {t['nnz_mean']:.1f}" for t in found[:12])]
-            for end, found in run.analysis["tokens_by_nnz"].items()
+            [end, ", ".join(f"{t['text']!r} {t['nnz_mean']:.1f}" for t in ranked_tokens[:12])]
+            for end, ranked_tokens in run.analysis["tokens_by_nnz"].items()
         ]
         tokens = html_table("Tokens with the fewest and the most non-zeros", ["", ""], ends)
         parts.append(_collapsed(title, html_table(title, head, rows) + tokens))

@@ -229,8 +229,8 @@ def _offering_older(path: Path) -> Iterator[None]:
 def _load(path: Path, rank: int, world_size: int) -> SavedState:
     manifest = read_manifest(path)
     # Every rank reads the small files; each verifies its share of all others.
-    own = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
-    verify(path, dict.fromkeys(own))
+    names = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
+    verify(path, dict.fromkeys(names))
     rng_file = path / f"{rank_name(rank)}.safetensors"
     return SavedState(
         manifest=manifest,

@@ -54,13 +54,13 @@ def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dic
         ValueError: an object is not a ``model``; the message names file, line and key.
     """
     lines = read_text(path, remedy).split("\n")  # `splitlines` would split in texts
-    found = []
+    objects = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             source = f"{path}, line {number}"
-            found.append(parse_json(line, source, remedy))
-            validate(model, found[-1], source, remedy=remedy)
-    return found
+            objects.append(parse_json(line, source, remedy))
+            validate(model, objects[-1], source, remedy=remedy)
+    return objects
 
 
 def read_tensors(path: Path, remedy: str) -> dict[str, Tensor]:

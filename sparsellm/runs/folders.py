@@ -66,10 +66,10 @@ def prune(
     Raises:
         OSError: something cannot be deleted; everything else is.
     """
-    own = [p for p in checkpoints_in(folder) if read_manifest(p).id in newest.branch]
-    own = [path for path in own if step_of(path) != milestone]
-    before = [path for path in own if step_of(path) <= newest.step - skipped]
-    since = [path for path in own if step_of(path) > newest.step - skipped]
+    branch = [p for p in checkpoints_in(folder) if read_manifest(p).id in newest.branch]
+    branch = [path for path in branch if step_of(path) != milestone]
+    before = [path for path in branch if step_of(path) <= newest.step - skipped]
+    since = [path for path in branch if step_of(path) > newest.step - skipped]
     failures = [attempt(remove, path) for path in folder.glob(".tmp-pruned-*")]
     for old in before[:-keep] + since[:-1]:
         # It is renamed first: a kill during deletion leaves no half checkpoint of its name.

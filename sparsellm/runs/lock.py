@@ -202,13 +202,13 @@ class RunLock:
         """
         self._run_path.mkdir(parents=True, exist_ok=True)
         while not self._create():
-            seen = _look(self._file)
-            if seen is None:
+            lock_state = _look(self._file)
+            if lock_state is None:
                 continue  # it was released just now
             holder = find(self._run_path)
-            if not self._is_dead(holder, seen):
+            if not self._is_dead(holder, lock_state):
                 raise _trained(self._run_path, holder.text if holder else "see")
-            self._take_away(seen)
+            self._take_away(lock_state)
         for remains in self._run_path.glob(".tmp-taking-*"):  # of killed processes
             remains.unlink(missing_ok=True)
         self._ended.clear()
@@ -235,20 +235,20 @@ class RunLock:
         self.acquire()
 
     def _create(self) -> bool:
-        own = Presence.within(self._run_path, self._id)
+        presence = Presence.within(self._run_path, self._id)
         try:
             file = self._file.open("x", encoding="utf-8")
         except FileExistsError:
             return False
         try:
             with file:  # whoever finds it empty waits for the rest, see `_is_dead`
-                file.write(own.model_dump_json() + "\n")
+                file.write(presence.model_dump_json() + "\n")
         except OSError:  # a full disk
             self._file.unlink()
             raise
         return True
 
-    def _is_dead(self, holder: Presence | None, seen: tuple[bytes, int]) -> bool:
+    def _is_dead(self, holder: Presence | None, lock_state: tuple[bytes, int]) -> bool:
         if holder is not None and holder.is_here:
             return holder.process is None or not holder.is_of(self._run_path)
         who = holder.text if holder else f"whoever wrote {self._file}"
@@ -256,16 +256,16 @@ class RunLock:
         end = time.monotonic() + STALE_SECONDS
         while time.monotonic() < end:
             time.sleep(_WATCH_SECONDS)
-            if _look(self._file) != seen:
+            if _look(self._file) != lock_state:
                 return False
         return True
 
-    def _take_away(self, seen: tuple[bytes, int]) -> None:
+    def _take_away(self, lock_state: tuple[bytes, int]) -> None:
         """Removes the lock that was read, but not another one that replaced it.
 
         Of several processes that found it dead, the one that creates the file ``taking`` does so.
         """
-        taking = self._run_path / f".tmp-taking-{hashlib.sha256(seen[0]).hexdigest()[:16]}"
+        taking = self._run_path / f".tmp-taking-{hashlib.sha256(lock_state[0]).hexdigest()[:16]}"
         try:
             taking.touch(exist_ok=False)
         except FileExistsError:
@@ -276,7 +276,7 @@ class RunLock:
                 time.sleep(0.02)
             return
         try:
-            if _look(self._file) == seen:
+            if _look(self._file) == lock_state:
                 self._file.unlink(missing_ok=True)
         finally:
             taking.unlink(missing_ok=True)

@@ -127,8 +127,10 @@ def verify(folder: Path, names: Iterable[str]) -> None:
             raise damaged(path, f"{size:,} bytes for the {entry.size:,} written", REMEDY)
         jobs += [(path, index, digest) for index, digest in enumerate(entry.xxh3_128)]
     with ThreadPoolExecutor(min(_MAX_THREADS, usable_cores())) as pool:
-        for (path, index, digest), found in zip(jobs, pool.map(_chunk_hash, jobs), strict=True):
-            if found != digest:
+        for (path, index, digest), chunk_hash in zip(
+            jobs, pool.map(_chunk_hash, jobs), strict=True
+        ):
+            if chunk_hash != digest:
                 first = index * CHUNK_BYTES
                 where = f"from byte {first:,} on it is not what was written"
                 raise damaged(path, where, REMEDY)

@@ -117,7 +117,7 @@ class Saver:
     def _own_tensors(self, snapshot: Snapshot) -> dict[str, dict[str, Part]]:
         """What this rank writes into its tensor files, by their names; copies in host memory."""
         kinds = {checkpoint.MODEL: snapshot.model, checkpoint.OPTIMIZER: snapshot.optimizer}
-        tensors = {(kind, name): t for kind, own in kinds.items() for name, t in own.items()}
+        tensors = {(kind, name): t for kind, state in kinds.items() for name, t in state.items()}
         owned = _share_out(tensors, self._rank, self._world_size)
         parts = {key: Part.held(tensors[key].detach()) for key in owned}
         copies = self._copier.stage(
@@ -148,7 +148,9 @@ class Saver:
         partial = final.with_name(f".tmp-{final.name}")
 
         def publish(written: list[dict[str, FileEntry]]) -> None:
-            files = {name: entry for own in written for name, entry in own.items()}
+            files = {
+                name: entry for rank_entries in written for name, entry in rank_entries.items()
+            }
             manifest = Manifest(
                 id=secrets.token_hex(8),
                 ancestors=self.ancestors,
@@ -175,11 +177,11 @@ class Saver:
             raise CheckpointError(_failure_message(self._folder, final, error)) from error
         return final
 
-    def _on_all(self, own: Callable[[], Result]) -> list[Result]:
-        """What ``own`` returns on each rank; if it fails on some, all raise the first error."""
+    def _on_all(self, action: Callable[[], Result]) -> list[Result]:
+        """What ``action`` returns on each rank; if it fails on some, all raise the first error."""
         result, failure = [], None
         try:
-            result = [own()]
+            result = [action()]
         except Exception as error:
             failure = error
         everyone = [(result, failure)] * self._world_size
@@ -190,7 +192,7 @@ class Saver:
                 if self._world_size > 1:
                     failed.add_note(f"rank {rank}")
                 raise failed
-        return [found for results, _ in everyone for found in results]
+        return [item for results, _ in everyone for item in results]
 
 
 def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
@@ -257,8 +259,10 @@ def _write_files(
 
 def _failure_message(folder: Path, final: Path, failure: Exception) -> str:
     previous = checkpoint.latest(folder)
-    kept = f"{previous} is intact" if previous else "there is no earlier checkpoint"
+    fallback = f"{previous} is intact" if previous else "there is no earlier checkpoint"
     who = "".join(f" ({note})" for note in getattr(failure, "__notes__", []))
     full = isinstance(failure, OSError) and failure.errno in _FULL
     remedy = "Free space" if full else "Fix that"
-    return f"checkpoint {final} was not written: {failure}{who}; {kept}. {remedy} and start again"
+    return (
+        f"checkpoint {final} was not written: {failure}{who}; {fallback}. {remedy} and start again"
+    )

@@ -59,16 +59,16 @@ class StoredPart:
 
     def common_with(self, part: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
         """Where both have the same elements: in the file's tensor, and in the part's."""
-        here, there = [], []
-        for own, size, other, length in zip(
+        file_slices, part_slices = [], []
+        for offset, size, part_offset, length in zip(
             self.offsets, self.shape, part.offsets, part.tensor.shape, strict=True
         ):
-            first, end = max(own, other), min(own + size, other + length)
+            first, end = max(offset, part_offset), min(offset + size, part_offset + length)
             if first >= end:
                 return None
-            here.append(slice(first - own, end - own))
-            there.append(slice(first - other, end - other))
-        return tuple(here), tuple(there)
+            file_slices.append(slice(first - offset, end - offset))
+            part_slices.append(slice(first - part_offset, end - part_offset))
+        return tuple(file_slices), tuple(part_slices)
 
 
 def file_name(kind: str, rank: int, world_size: int) -> str:
@@ -127,14 +127,14 @@ def stored_parts(path: Path) -> list[StoredPart]:
         with safe_open(path, framework="pt") as file:
             written = (file.metadata() or {}).get(_OFFSETS_KEY, "{}")
             offsets = parse_json(written, _OFFSETS_KEY, REMEDY)
-            found = []
+            parts = []
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
                 shape = tuple(part.get_shape())
                 first = offsets[name]["saved_offsets"] if offsets else (0,) * len(shape)
                 dtype = _TORCH_DTYPES[part.get_dtype()]
-                found.append(StoredPart(path, name, dtype, shape, tuple(first)))
-            return found
+                parts.append(StoredPart(path, name, dtype, shape, tuple(first)))
+            return parts
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, error, REMEDY) from error
 
@@ -157,12 +157,12 @@ class StoredTensors:
 
     def empty(self) -> dict[str, Tensor]:
         """Whole tensors on the meta device: their shapes and types."""
-        found = {}
+        tensors = {}
         for name, parts in self._parts.items():
             ends = ([o + n for o, n in zip(p.offsets, p.shape, strict=True)] for p in parts)
             shape = [max(sizes) for sizes in zip(*ends, strict=True)]
-            found[name] = torch.empty(shape, dtype=parts[0].dtype, device="meta")
-        return found
+            tensors[name] = torch.empty(shape, dtype=parts[0].dtype, device="meta")
+        return tensors
 
     def read(self, tensors: dict[str, Tensor]) -> None:
         """Fills tensors by name; of a DTensor the shard that this rank holds.
@@ -177,18 +177,18 @@ class StoredTensors:
                 if (common := part.common_with(held)) is not None:
                     jobs[part.path].append((held.tensor[common[1]], name, common[0]))
         shares = [
-            (path, wanted[first::_READ_THREADS])
-            for path, wanted in jobs.items()
-            for first in range(min(_READ_THREADS, len(wanted)))
+            (path, path_jobs[first::_READ_THREADS])
+            for path, path_jobs in jobs.items()
+            for first in range(min(_READ_THREADS, len(path_jobs)))
         ]
         with ThreadPoolExecutor(_READ_THREADS) as pool:
             for done in [pool.submit(self._copy, *share) for share in shares]:
                 done.result()
 
-    def _copy(self, path: Path, wanted: list[tuple[Tensor, str, tuple[slice, ...]]]) -> None:
+    def _copy(self, path: Path, jobs: list[tuple[Tensor, str, tuple[slice, ...]]]) -> None:
         try:
             with safe_open(path, framework="pt") as file:
-                for target, name, where in wanted:
+                for target, name, where in jobs:
                     target.copy_(file.get_slice(name)[where or ...])
         except SafetensorError as error:
             raise damaged(path, error, REMEDY) from error

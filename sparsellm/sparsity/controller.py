@@ -440,8 +440,8 @@ def _check_range(name: str, value: float, *, at_least: float) -> None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    first, *others = names
-    return f"{first} and {len(others)} more" if others else first
+    first, *more_names = names
+    return f"{first} and {len(more_names)} more" if more_names else first
 
 
 def _name_of(device: torch.device) -> str:

@@ -192,15 +192,15 @@ def _projections(module: nn.Module, names: Names) -> Projections:
 def _check_parts(foreign: ForeignFFN, names: Names) -> None:
     """Raises Unsupported where something besides the linear layers would be lost."""
     module, ffn = foreign.owner, foreign.ffn
-    others = {n: child for n, child in module.named_children() if n not in names}
-    if any(True for child in others.values() for _ in child.parameters()):
+    other_children = {n: child for n, child in module.named_children() if n not in names}
+    if any(True for child in other_children.values() for _ in child.parameters()):
         raise Unsupported(
             "its layer computes it, with other parameters beside it: there is no FFN to replace"
         )
     if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
         raise Unsupported("it has hooks or a forward of its own, which would be lost")
     foreign.check()
-    for name, child in others.items():
+    for name, child in other_children.items():
         if isinstance(child, nn.Dropout) and child.p > 0:
             raise Unsupported(f"its dropout of {child.p:g} ({name}) would be lost; set it to 0")
     (n, k), down = ffn.up.weight.shape, tuple(ffn.down.weight.shape)

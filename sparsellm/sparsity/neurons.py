@@ -42,8 +42,8 @@ class SparsityStats:
             num_tokens: of the step, over all ranks.
             refused: (), not zero if the step does not count.
         """
-        taken = refused == 0
-        fired_LN, tokens = (fired_LN * taken).long(), taken * num_tokens
+        accepted = refused == 0
+        fired_LN, tokens = (fired_LN * accepted).long(), accepted * num_tokens
         silent = fired_LN == 0
         self.silent_tokens_LN = torch.where(silent, self.silent_tokens_LN + tokens, 0)
         self.window_fired_LN += fired_LN

@@ -39,11 +39,11 @@ def begin(plan: SweepPlan) -> None:
         listed = read_model(file, _SweepFile, "delete it")["runs"]
         planned = {run.name for run in plan.runs}
         names = [run["name"] for run in listed if run["name"] not in planned]
-        if others := [name for name in names if (plan.folder / name / METRICS_FILE).is_file()]:
+        if orphans := [name for name in names if (plan.folder / name / METRICS_FILE).is_file()]:
             raise ValueError(
-                f"{plan.folder} holds runs of another sweep called {plan.name} ({', '.join(others)}"
-                "), which its report and summary would lose: give this sweep another `name`, or "
-                "move those runs away if they are needed no more"
+                f"{plan.folder} holds runs of another sweep called {plan.name} "
+                f"({', '.join(orphans)}), which its report and summary would lose: give this sweep "
+                "another `name`, or move those runs away if they are needed no more"
             )
     content = {
         "name": plan.name,

@@ -48,10 +48,10 @@ class Sweep(StrictModel):
 
     @model_validator(mode="after")
     def _leaves_names_alone(self) -> Self:
-        own = ("name", "seed", "logging.run_dir")
+        reserved = ("name", "seed", "logging.run_dir")
         for keys in (self.set, *(v.set for v in self.runs), *(v.each for v in self.runs)):
             for key in keys:
-                if key in own:
+                if key in reserved:
                     raise ValueError(f"key {key!r} is the sweep's own: use `name` and `seeds`")
         return self
 
@@ -136,8 +136,12 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
                 name = f"{group}-seed{seed}"
                 changes = sweep.set | variant.set | values
                 keys = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-                own = [f"name={name}", f"seed={seed}", f"logging.run_dir={json.dumps(str(folder))}"]
-                recipe = load_recipe(sweep.recipe, [*keys, *(overrides or []), *own])
+                run_overrides = [
+                    f"name={name}",
+                    f"seed={seed}",
+                    f"logging.run_dir={json.dumps(str(folder))}",
+                ]
+                recipe = load_recipe(sweep.recipe, [*keys, *(overrides or []), *run_overrides])
                 runs.append(PlannedRun(name, group, recipe, source))
     names = [run.name for run in runs]
     if twice := {name for name in names if names.count(name) > 1}:

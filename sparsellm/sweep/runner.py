@@ -68,22 +68,22 @@ def run_sweep(
     for name in sorted(done):
         say(f"{name}: finished before")
     todo = [run for run in chosen if run.name not in done]
-    begun = time.monotonic()
+    start_time = time.monotonic()
     job: Callable[[Recipe, Path | None], float] = train_one
     if options.gpus_per_run > 1:
         job = partial(train_launched, gpus=options.gpus_per_run, config=options.config)
     with _pool(options.jobs, places, len(todo)) as (pool, workers):
         running: dict[Future[float], PlannedRun] = {}
         in_place = on_terminal() and sys.stdout.isatty()
-        pause, late = ON_TERMINAL if in_place else FIRST_PAUSE, False
+        pause, timed_out = ON_TERMINAL if in_place else FIRST_PAUSE, False
         while todo or running:
-            late = time.monotonic() - begun > options.seconds
+            timed_out = time.monotonic() - start_time > options.seconds
             # Submit no more runs than workers: a stopped worker must not start another run.
-            ready = [run for run in todo if not late and run.init_from in {None, *done}]
+            ready = [run for run in todo if not timed_out and run.init_from in {None, *done}]
             for run in ready[: workers - len(running)]:
                 todo.remove(run)
                 log = run.recipe.run_path / LOG_FILE
-                say(f"{_at(begun)} | {run.name}: started; its log is {log}")
+                say(f"{_at(start_time)} | {run.name}: started; its log is {log}")
                 running[pool.submit(work, job, run.recipe, run.source_path)] = run
             if not running:
                 break
@@ -92,17 +92,17 @@ def run_sweep(
             if in_place:
                 pause = ON_TERMINAL
                 turn = int(time.monotonic()) % len(running)
-                rewrite("" if finished else _progress(begun, [list(running.values())[turn]]))
+                rewrite("" if finished else _progress(start_time, [list(running.values())[turn]]))
             elif not finished:
-                say(_progress(begun, running.values()))
+                say(_progress(start_time, running.values()))
             for future in finished:
                 run = running.pop(future)
-                done |= {run.name} if _report(run, future, begun) else set()
+                done |= {run.name} if _report(run, future, start_time) else set()
                 if isinstance(future.exception(), BrokenProcessPool):
                     todo.clear()  # the pool accepts no further runs
     for run in todo:
-        why = "the time limit has passed" if late else f"{run.init_from} is not finished"
-        say(f"{_at(begun)} | {run.name}: not started: {why}")
+        why = "the time limit has passed" if timed_out else f"{run.init_from} is not finished"
+        say(f"{_at(start_time)} | {run.name}: not started: {why}")
     return [run.name for run in chosen if run.name not in done]
 
 
@@ -120,10 +120,10 @@ def _check_requirements(chosen: Sequence[PlannedRun], options: argparse.Namespac
         check_evaluation(recipe)
 
 
-def _progress(begun: float, runs: Iterable[PlannedRun]) -> str:
+def _progress(start_time: float, runs: Iterable[PlannedRun]) -> str:
     """What the runs printed last, a line each."""
     lines = ((run.name, _last_line(run.recipe.run_path / LOG_FILE)) for run in runs)
-    return "\n".join(f"{_at(begun)} | {name}: {line}" for name, line in lines)
+    return "\n".join(f"{_at(start_time)} | {name}: {line}" for name, line in lines)
 
 
 def _last_line(log: Path) -> str:
@@ -188,9 +188,9 @@ def _pool(
             signal.signal(number, handler)
 
 
-def _report(run: PlannedRun, future: Future[float], begun: float) -> bool:
+def _report(run: PlannedRun, future: Future[float], start_time: float) -> bool:
     """Prints a line about a run that has ended; returns whether it is finished."""
-    at, log = f"{_at(begun)} | {run.name}", run.recipe.run_path / LOG_FILE
+    at, log = f"{_at(start_time)} | {run.name}", run.recipe.run_path / LOG_FILE
     error = future.exception()
     if isinstance(error, BrokenProcessPool):
         say(f"{at}: its worker died ({log}); the same command resumes it")
@@ -204,8 +204,8 @@ def _report(run: PlannedRun, future: Future[float], begun: float) -> bool:
     return False
 
 
-def _at(begun: float) -> str:
-    return f"{time.monotonic() - begun:6.0f} s"
+def _at(start_time: float) -> str:
+    return f"{time.monotonic() - start_time:6.0f} s"
 
 
 def _summary(recipe: Recipe) -> str:

@@ -74,7 +74,7 @@ def train_one(recipe: Recipe, init_from: Path | None) -> float:
     from sparsellm.runs.telemetry.session import begin_run
     from sparsellm.training.loop import train
 
-    begun = time.monotonic()
+    start_time = time.monotonic()
     begin_run()
     torch._dynamo.config.recompile_limit = _COMPILED_VARIANTS
     recipe.run_path.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def train_one(recipe: Recipe, init_from: Path | None) -> float:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    return time.monotonic() - begun
+    return time.monotonic() - start_time
 
 
 def train_launched(recipe: Recipe, init_from: Path | None, gpus: int, config: str) -> float:
@@ -105,7 +105,7 @@ def train_launched(recipe: Recipe, init_from: Path | None, gpus: int, config: st
     """
     from sparsellm.runs.checkpoint import latest
 
-    begun = time.monotonic()
+    start_time = time.monotonic()
     recipe.run_path.mkdir(parents=True, exist_ok=True)
     log = recipe.run_path / LOG_FILE
     with tempfile.TemporaryDirectory(prefix="sparsellm-sweep-") as folder, log.open("ab") as file:
@@ -132,6 +132,6 @@ def train_launched(recipe: Recipe, init_from: Path | None, gpus: int, config: st
             kill(process)
             _note_signals()
     if process.returncode > 0:
-        said = log.read_bytes()[at:].decode(errors="replace")
-        raise ValueError(f"the launch failed: {failure_reason(said)}")
-    return time.monotonic() - begun
+        output = log.read_bytes()[at:].decode(errors="replace")
+        raise ValueError(f"the launch failed: {failure_reason(output)}")
+    return time.monotonic() - start_time

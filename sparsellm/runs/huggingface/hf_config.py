@@ -49,19 +49,19 @@ def read_config(path: Path) -> transformers.PretrainedConfig:
     file, published = path / CONFIG_FILE, is_published(path)
     try:
         if published:
-            found = _published(read_json(file, REMEDY))
+            config = _published(read_json(file, REMEDY))
         else:
-            found = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-        found.to_dict()
+            config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config.to_dict()
     except Exception as error:  # transformers raises many kinds
         reason = shorten(str(error), 200)  # transformers writes paragraphs
         raise ValueError(f"{file} cannot be read ({reason}); {REMEDY}") from error
-    if getattr(found, "quantization_config", None) is not None:
+    if getattr(config, "quantization_config", None) is not None:
         raise ValueError(
             f"{file} has a quantization_config, and quantised weights are not read; save the model "
             "in float32 or bfloat16"
         )
-    return found
+    return config
 
 
 def _published(content: dict[str, Any]) -> transformers.PretrainedConfig:
@@ -73,19 +73,19 @@ def _published(content: dict[str, Any]) -> transformers.PretrainedConfig:
     family = gated if content.get("sparsity_gated_mlp", True) else plain
     if family is None:
         raise ValueError(f"sparsity_gated_mlp: false has no stock model with {gated}'s attention")
-    own = {"model_type", "auto_map", "architectures", "intermediate_size", "hidden_act"}
+    replaced_fields = {"model_type", "auto_map", "architectures", "intermediate_size", "hidden_act"}
     fields = {
         name: value
         for name, value in content.items()
-        if name not in own and not name.startswith("sparsity_")
+        if name not in replaced_fields and not name.startswith("sparsity_")
     }
     width = content.get("sparsity_new_intermediate_size") or content["intermediate_size"]
     usual = {"tie_word_embeddings": True, "rope_theta": 100_000.0}
     config_class = getattr(transformers, ARCHITECTURES[family].config_class)
-    found: transformers.PretrainedConfig = config_class.from_dict(
+    config: transformers.PretrainedConfig = config_class.from_dict(
         {**usual, **fields, "intermediate_size": width, "hidden_act": "relu"}
     )
-    return found
+    return config
 
 
 def check_config(
@@ -96,9 +96,9 @@ def check_config(
     Raises:
         ValueError: it is damaged, or a value that changes the model's function differs.
     """
-    found = _function_of(read_config(path))
+    values = _function_of(read_config(path))
     for key, wants in _function_of(model_config(recipe, eos_token_id=0)).items():
-        if (has := found.get(key)) != wants:
+        if (has := values.get(key)) != wants:
             raise ValueError(
                 f"{path / CONFIG_FILE}: {key} is {has!r} and the recipe's model has {wants!r}; "
                 f"{remedy}"
@@ -118,12 +118,12 @@ def _function_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
     }
 
 
-def derive_recipe(path: Path, given: Path) -> Recipe:
+def derive_recipe(path: Path, source: Path) -> Recipe:
     """A recipe of the model in a folder, its tokenizer included; the rest is that of `_BASE`.
 
     Args:
         path: the folder.
-        given: how it was named: a folder, or a model of the hub.
+        source: how it was named: a folder, or a model of the hub.
 
     Raises:
         ValueError: it is damaged, of a family that is not supported, or has a field that a recipe
@@ -154,7 +154,7 @@ def derive_recipe(path: Path, given: Path) -> Recipe:
     context = min(
         _CONTEXT, values["max_position_embeddings"], values.get("sliding_window") or _CONTEXT
     )
-    name = hub_id(given)
+    name = hub_id(source)
     tokenizer = f"{HF_PREFIX}{path.resolve() if name is None else name}"
     instead: dict[str, dict[str, Any]] = {
         "model": {**model, "context_length": context},
@@ -163,8 +163,10 @@ def derive_recipe(path: Path, given: Path) -> Recipe:
         "data": {"tokenizer": tokenizer},
         "train": {"global_batch_tokens": 512 * context},
     }
-    own = re.sub(r"[^A-Za-z0-9._-]+", "-", given.name.partition("@")[0]).lstrip("._-") or "model"
-    overrides = [f"name='{own}'", f"description='{own}, from its config.json'"]
+    run_name = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", source.name.partition("@")[0]).lstrip("._-") or "model"
+    )
+    overrides = [f"name='{run_name}'", f"description='{run_name}, from its config.json'"]
     try:
         plain = load_recipe(_BASE, overrides, instead)
         usual = model_config(plain, eos_token_id=0).to_dict()

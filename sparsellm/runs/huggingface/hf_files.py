@@ -116,6 +116,6 @@ def with_tokenizer_at_hand(recipe: Recipe) -> Recipe:
 def not_carried(folder: Path) -> list[str]:
     """The names of a Hugging Face folder's files that are neither weights nor carried."""
     carried = files_like(folder, (*_OF_TOKENIZER, *_OF_SOURCE))
-    known = {name.partition("/")[0] for name in carried}
-    known |= {path.name for pattern in _KNOWN for path in folder.glob(pattern)}
-    return sorted({path.name for path in folder.iterdir()} - known)
+    recognised = {name.partition("/")[0] for name in carried}
+    recognised |= {path.name for pattern in _KNOWN for path in folder.glob(pattern)}
+    return sorted({path.name for path in folder.iterdir()} - recognised)

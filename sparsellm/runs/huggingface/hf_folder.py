@@ -124,10 +124,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for shard in sorted(set(places.values())):
         if shard in ("", "..") or shard != Path(shard).name:
             raise ValueError(f"{index_file}: the shard {shard!r} is not in the folder")
-        found = read_tensors(path / shard, f"{REMEDY} ({INDEX_FILE} names it)")
-        if odd := sorted(found.keys() ^ {name for name in places if places[name] == shard}):
+        shard_tensors = read_tensors(path / shard, f"{REMEDY} ({INDEX_FILE} names it)")
+        if odd := sorted(shard_tensors.keys() ^ {name for name in places if places[name] == shard}):
             raise ValueError(f"{path / shard} and {INDEX_FILE} differ, such as {odd[0]}; {REMEDY}")
-        tensors |= found
+        tensors |= shard_tensors
     return tensors
 
 
@@ -168,10 +168,10 @@ def is_published(path: Path) -> bool:
     return read_json(path / CONFIG_FILE, REMEDY).get("model_type") in PUBLISHED
 
 
-def results_place(given: Path, found: Path) -> Path:
+def results_place(source: Path, folder: Path) -> Path:
     """Where results of a model belong: with what was found, but not in the hub's cache."""
-    name = hub_id(given)
-    return found if name is None else Path(name.replace("/", "--"))
+    name = hub_id(source)
+    return folder if name is None else Path(name.replace("/", "--"))
 
 
 @cache

@@ -34,8 +34,8 @@ def set_generation(
             setattr(model.config, name, getattr(config, name, None))
     else:
         defaults.bos_token_id = eot_id
-        others = [i for i in _as_list(defaults.eos_token_id) if i != eot_id]
-        defaults.eos_token_id = [eot_id, *others] if others else eot_id
+        other_ids = [i for i in _as_list(defaults.eos_token_id) if i != eot_id]
+        defaults.eos_token_id = [eot_id, *other_ids] if other_ids else eot_id
     if defaults.eos_token_id is None:
         defaults.eos_token_id = eot_id
     if defaults.pad_token_id is None:

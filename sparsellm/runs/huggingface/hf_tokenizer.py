@@ -113,7 +113,7 @@ def _settings(source: Path, content: dict[str, Any]) -> dict[str, Any]:
             stated |= read_json(source / file, "put the tokenizer's own file back")
     vocabulary = content["model"]["vocab"]
     pieces = (piece[0] for piece in vocabulary) if isinstance(vocabulary, list) else vocabulary
-    known = {entry["content"] for entry in content.get("added_tokens", ())}.union(pieces)
+    token_texts = {entry["content"] for entry in content.get("added_tokens", ())}.union(pieces)
     tokens = {key: value for key, value in stated.items() if key.endswith("_token")}
     spelt = {key: v.get("content") if isinstance(v, dict) else v for key, v in tokens.items()}
     return {
@@ -121,7 +121,7 @@ def _settings(source: Path, content: dict[str, Any]) -> dict[str, Any]:
         **{
             key: tokens[key]
             for key, text in spelt.items()
-            if isinstance(text, str) and text in known
+            if isinstance(text, str) and text in token_texts
         },
     }
 
@@ -195,8 +195,8 @@ def auto_tokenizer_agrees(folder: Path) -> bool:
 
 def _both(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
     """AutoTokenizer's, and that of ``tokenizer.json`` as it is, where that may be another."""
-    known = not (folder / CONFIG_FILE).is_file() or not is_published(folder)
-    config = None if known else read_config(folder)
+    is_stock = not (folder / CONFIG_FILE).is_file() or not is_published(folder)
+    config = None if is_stock else read_config(folder)
     stock = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
     if type(stock) is PreTrainedTokenizerFast or not (folder / TOKENIZER_FILE).is_file():
         return stock, None
@@ -289,13 +289,14 @@ def check_tokenizer(folder: Path, expected: Tokenizer) -> None:
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         return
-    found = load_tokenizer(f"{HF_PREFIX}{folder}")
-    own, wanted = (
-        (t.vocab_size, t.eot_id, t.encode_batch([_PROBE])[0].tolist()) for t in (found, expected)
+    tokenizer = load_tokenizer(f"{HF_PREFIX}{folder}")
+    actual, required = (
+        (t.vocab_size, t.eot_id, t.encode_batch([_PROBE])[0].tolist())
+        for t in (tokenizer, expected)
     )
-    if own != wanted:
+    if actual != required:
         raise ValueError(
-            f"{path} ({own[0]:,} ids, end of document {own[1]}) is not the recipe's tokenizer "
-            f"{expected.name!r} ({wanted[0]:,} ids, end of document {wanted[1]}); give a recipe "
-            "with that data.tokenizer, or export the checkpoint again"
+            f"{path} ({actual[0]:,} ids, end of document {actual[1]}) is not the recipe's "
+            f"tokenizer {expected.name!r} ({required[0]:,} ids, end of document {required[1]}); "
+            "give a recipe with that data.tokenizer, or export the checkpoint again"
         )

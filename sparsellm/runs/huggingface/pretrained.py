@@ -131,14 +131,14 @@ def build_pretrained(
     return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer, stored)
 
 
-def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = None) -> Recipe:
+def load_recipe_of(path: Path, source: Path | None = None, recipe: str | None = None) -> Recipe:
     """The recipe of a checkpoint or Hugging Face folder, without its weights.
 
     A tokenizer of Hugging Face's is the one that lies there, whatever became of its first place.
 
     Args:
         path: as `find_checkpoint` gives it.
-        given: how it was named, such as a model of the hub.
+        source: how it was named, such as a model of the hub.
         recipe: of a Hugging Face folder, see `load_pretrained`.
 
     Raises:
@@ -151,7 +151,7 @@ def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = N
             check_identity(path, name)
         return hf_files.with_own_tokenizer(loaded, path)
     if recipe is None and not hf_folder.is_export(path):
-        return derive_recipe(path, given or path)
+        return derive_recipe(path, source or path)
     loaded = load_recipe(recipe or str(path / hf_folder.EXPORT_RECIPE_FILE))
     loaded = hf_files.with_own_tokenizer(loaded, path)
     check_config(path, loaded)
@@ -172,7 +172,7 @@ def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = F
     """
     try:
         weights = checkpoint.read_newest(
-            lambda: find_checkpoint(source), lambda found: load_recipe_of(found, source)
+            lambda: find_checkpoint(source), lambda path: load_recipe_of(path, source)
         )
     except FileNotFoundError:
         newest = own_checkpoint(name, overrides)
@@ -199,15 +199,15 @@ def read_weights(path: Path, recipe: str | None = None) -> Weights:
         ValueError: a file is truncated.
     """
 
-    def read(found: Path) -> Weights:
-        if hf_folder.is_hugging_face(found):
-            loaded = load_recipe_of(found, path, recipe)
-            tensors = hf_folder.model_weights(found, loaded)
-            return Weights(found, loaded, tensors, hf_folder.read_trainer(found))
-        verify(found, [checkpoint.RECIPE_FILE, *hf_files.carried_names(found)])
-        trainer = checkpoint.read_trainer(found)
-        loaded = load_recipe_of(found)
-        return Weights(found, loaded, checkpoint.read_kind(found, checkpoint.MODEL), trainer)
+    def read(folder: Path) -> Weights:
+        if hf_folder.is_hugging_face(folder):
+            loaded = load_recipe_of(folder, path, recipe)
+            tensors = hf_folder.model_weights(folder, loaded)
+            return Weights(folder, loaded, tensors, hf_folder.read_trainer(folder))
+        verify(folder, [checkpoint.RECIPE_FILE, *hf_files.carried_names(folder)])
+        trainer = checkpoint.read_trainer(folder)
+        loaded = load_recipe_of(folder)
+        return Weights(folder, loaded, checkpoint.read_kind(folder, checkpoint.MODEL), trainer)
 
     return checkpoint.read_newest(lambda: find_checkpoint(path), read)
 
@@ -257,9 +257,9 @@ def load(
     path = Path(path_or_id)
     on = pick_device(None if device is None else str(device))
     dtype = pick_dtype(dtype, on)
-    found = find_checkpoint(path)
-    if hf_folder.is_hugging_face(found) and not hf_folder.is_export(found):
-        loaded = load_stock(str(path), found, on, dtype)
+    folder = find_checkpoint(path)
+    if hf_folder.is_hugging_face(folder) and not hf_folder.is_export(folder):
+        loaded = load_stock(str(path), folder, on, dtype)
     else:
         ours = load_pretrained(path, on, dtype)
         loaded = Loaded(ours.model, ours.stock_tokenizer())
@@ -292,7 +292,7 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
         return Loaded(load_pretrained(folder, device, dtype).model, folder_tokenizer(folder))
     hf_folder.warn_of_two_models(folder)
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             trust_remote_code=False,
@@ -303,12 +303,12 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
     except Exception as error:  # transformers raises many kinds
         raise ValueError(f"{name}: transformers cannot load it: {_reason(error)}") from error
     # transformers would leave these random, and only warn.
-    for tensor, *shapes in sorted(found["mismatched_keys"]):
+    for tensor, *shapes in sorted(loading_info["mismatched_keys"]):
         has, wants = map(tuple, shapes)
         raise ValueError(
             f"{name}: {tensor} has shape {has}, config.json asks for {wants}; {hf_folder.REMEDY}"
         )
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(loading_info["missing_keys"]):
         raise ValueError(
             f"{name}: the weights lack {len(missing)} tensors of the model in config.json, such as "
             f"{missing[0]}; {hf_folder.REMEDY}"

@@ -222,21 +222,21 @@ def wandb_values(record: records.Record, recipe: Recipe) -> dict[str, Any]:
 
 def _wandb_step(record: records.TrainRecord, recipe: Recipe) -> dict[str, Any]:
     line, stats = record.line(), record.sparsity
-    found: dict[str, Any] = {}
+    logged: dict[str, Any] = {}
     for metric in METRICS:
         value = metric.value(line, recipe)
         if value is not None:
-            found[f"{metric.wandb}/{metric.name}"] = value
+            logged[f"{metric.wandb}/{metric.name}"] = value
     for by_layer in LAYER_METRICS:
         for layer, value in enumerate(by_layer.values(line)):
-            found[f"layers/{by_layer.name}/{layer:02d}"] = value
+            logged[f"layers/{by_layer.name}/{layer:02d}"] = value
     if stats.nnz_histogram:
         import wandb
 
         width = recipe.model.intermediate_size
         histogram: Any = (stats.nnz_histogram, [*records.nnz_bucket_edges(width), width + 1])
-        found["sparsity/nnz_per_token"] = wandb.Histogram(np_histogram=histogram)
+        logged["sparsity/nnz_per_token"] = wandb.Histogram(np_histogram=histogram)
     starts = records.position_bucket_starts(recipe.model.context_length)
     for start, of_layers in zip(starts, zip(*stats.nnz_by_position, strict=True), strict=False):
-        found[f"positions/nnz/{start:05d}"] = mean(list(of_layers))
-    return found
+        logged[f"positions/nnz/{start:05d}"] = mean(list(of_layers))
+    return logged

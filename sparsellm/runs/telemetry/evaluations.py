@@ -88,18 +88,20 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
         ValueError: a file is damaged.
     """
     tokens = {record["step"]: record["tokens"] for record in records}
-    found = [_evaluation(record) for record in of_kind(records, "evaluation")]
+    evaluations = [_evaluation(record) for record in of_kind(records, "evaluation")]
     for pattern in ("eval*.json", "checkpoints/eval*.json", "checkpoints/step_*/eval*.json"):
         for path in sorted(run_path.glob(pattern), key=lambda path: (-len(path.name), path)):
             content = read_model(path, _ScoresFile, "restore it, or evaluate again")
             named = re.search(r"step_(\d+)", f"{path.parent.name}/{path.name}")
             if content.get("step") is None and named:
                 content["step"] = int(named[1])
-            found.append(_evaluation({"tokens": tokens.get(content.get("step", -1))} | content))
+            evaluations.append(
+                _evaluation({"tokens": tokens.get(content.get("step", -1))} | content)
+            )
     best: dict[int | None, Evaluation] = {}
-    for evaluation in found:
-        known = best.get(evaluation.step)
-        if evaluation.scores and (known is None or evaluation.worth >= known.worth):
+    for evaluation in evaluations:
+        previous = best.get(evaluation.step)
+        if evaluation.scores and (previous is None or evaluation.worth >= previous.worth):
             best[evaluation.step] = evaluation
     return sorted(best.values(), key=lambda e: -1 if e.step is None else e.step)
 

@@ -46,10 +46,10 @@ class Metric:
     def value(self, line: Line, recipe: Recipe) -> float | None:
         """Its value in a line; None if the line is older than this metric."""
         try:
-            found = line[self.name] if self.of is None else self.of(line, recipe)
+            number = line[self.name] if self.of is None else self.of(line, recipe)
         except (KeyError, TypeError):  # the line lacks it, or what it derives from
             return None
-        return None if found is None or math.isnan(found) else float(found)
+        return None if number is None or math.isnan(number) else float(number)
 
     def text(self, value: float) -> str:
         """Its part of the progress line."""

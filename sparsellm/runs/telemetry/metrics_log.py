@@ -36,8 +36,8 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         written = read_lines(path)
         killed = _end_of_killed(path, [record for _, record in written])
-        kept = [(line, record) for line, record in written if stays(record, resume_step)]
-        text = "".join(line for line, _ in kept)
+        remaining = [(line, record) for line, record in written if stays(record, resume_step)]
+        text = "".join(line for line, _ in remaining)
         if not path.is_file() or text.encode() != path.read_bytes():
             write_atomically(path, text)
         self._file = path.open("ab", buffering=0)
@@ -50,7 +50,7 @@ class MetricsLog:
         self._last = (session.step, session.tokens)
         self._dashboard = None
         if recipe.logging.wandb != "disabled":
-            records = [record for _, record in kept if isinstance(record, Record)]
+            records = [record for _, record in remaining if isinstance(record, Record)]
             self._dashboard = Dashboard(recipe, records)
 
     def write(self, record: Record) -> None:
@@ -77,18 +77,18 @@ class MetricsLog:
                 str(self._path),
             ) from error
 
-    def close(self, how: str) -> None:
+    def close(self, outcome: str) -> None:
         """Makes the records durable and ends the wandb run.
 
         Args:
-            how: says in a few words how this process ended, such as ``finished``.
+            outcome: says in a few words how this process ended, such as ``finished``.
 
         Raises:
             OSError: they cannot be written.
         """
         seconds = self._session.startup_seconds + time.monotonic() - self._began
         step, tokens = self._last
-        self._add(SessionEndRecord(step, tokens, self._session.id, seconds, how))
+        self._add(SessionEndRecord(step, tokens, self._session.id, seconds, outcome))
         try:
             self.sync()
         finally:

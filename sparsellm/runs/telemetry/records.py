@@ -28,10 +28,10 @@ def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
     start = f"{config.l1_coefficient:g}"
     if config.target_nnz is None:
         return start
-    aim = f"moved from {start} towards {config.target_nnz:g} non-zeros per token"
+    movement = f"moved from {start} towards {config.target_nnz:g} non-zeros per token"
     if last is None or last.get("l1_coefficient") is None:
-        return aim
-    return f"{last['l1_coefficient']:.3g} at step {last['step']:,}, {aim}"
+        return movement
+    return f"{last['l1_coefficient']:.3g} at step {last['step']:,}, {movement}"
 
 
 def position_bucket_starts(context_length: int) -> list[int]:

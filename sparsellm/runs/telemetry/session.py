@@ -76,7 +76,7 @@ def commit() -> str:
         return named
     command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return found.stdout.strip()
+    return completed.stdout.strip()

@@ -77,10 +77,10 @@ def place(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFM
     return model.to(device).eval()
 
 
-def refuse_sparse_without_gpu(asked: str, device: torch.device, remedy: str) -> None:
+def refuse_sparse_without_gpu(option: str, device: torch.device, remedy: str) -> None:
     """Raises ValueError if sparse kernels were asked for and there is only a CPU."""
     if device.type == "cpu" and not stands_in(device):
-        raise ValueError(f"{asked} needs a GPU; on a CPU it would be slower than dense: {remedy}")
+        raise ValueError(f"{option} needs a GPU; on a CPU it would be slower than dense: {remedy}")
 
 
 def check_fp8(key: str, device: torch.device) -> None:

@@ -81,8 +81,8 @@ def _generate(options: argparse.Namespace) -> None:
         print(report.line(width), file=sys.stderr)
 
     if not options.interactive:
-        given = options.prompt
-        answer(_held_out(pretrained, options.data) if given is None else given, echo=True)
+        text = options.prompt
+        answer(_held_out(pretrained, options.data) if text is None else text, echo=True)
         return
     for line in _lines():
         try:
@@ -239,13 +239,13 @@ def _options_alone(model: HFModel) -> Iterator[None]:
     which would be added to the arguments of its ``generate``."""
     from transformers import GenerationConfig
 
-    own = model.generation_config
+    defaults = model.generation_config
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "suppress_tokens")
-    model.generation_config = GenerationConfig(**{name: getattr(own, name) for name in names})
+    model.generation_config = GenerationConfig(**{name: getattr(defaults, name) for name in names})
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = defaults
 
 
 @dataclass
@@ -265,12 +265,12 @@ def count_non_zeros(model: HFModel) -> Iterator[NonZeros]:
     zero = torch.zeros((), dtype=torch.int64, device=model.device)
     counts = NonZeros([zero.clone() for _ in layers])
 
-    def ask(_: Any, given: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return given, named | {"return_stats": True}
+    def ask(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, kwargs | {"return_stats": True}
 
     def counting(index: int) -> Callable[..., Tensor]:
-        def count(_: Any, given: Any, found: tuple[Tensor, FFNStats]) -> Tensor:
-            out, stats = found
+        def count(_: Any, args: Any, output: tuple[Tensor, FFNStats]) -> Tensor:
+            out, stats = output
             counts.nnz_L[index] += stats.nnz_M.sum()
             counts.tokens += stats.nnz_M.numel() if index == 0 else 0
             return out
@@ -318,11 +318,11 @@ class _Streamer:
 
 def _limit(num_prompt: int, max_new_tokens: int | None, context: int) -> int:
     left = context - num_prompt
-    asked = min(DEFAULT_NEW_TOKENS, left) if max_new_tokens is None else max_new_tokens
-    if not 0 < asked <= left:
+    num_new = min(DEFAULT_NEW_TOKENS, left) if max_new_tokens is None else max_new_tokens
+    if not 0 < num_new <= left:
         raise ValueError(
             f"the prompt has {num_prompt} tokens (including <|endoftext|>) and leaves "
             f"{max(left, 0)} of the context's {context} tokens, but --max-new-tokens is "
-            f"{max_new_tokens or asked}; shorten the prompt or lower --max-new-tokens"
+            f"{max_new_tokens or num_new}; shorten the prompt or lower --max-new-tokens"
         )
-    return asked
+    return num_new

@@ -90,8 +90,12 @@ def how_to_install(extra: str) -> str:
     except importlib.metadata.PackageNotFoundError:  # run from a folder, not installed
         stated = []
     marker = re.compile(rf"extra\s*==\s*['\"]{extra}['\"]")
-    found = [line.partition(";")[0].strip() for line in stated if marker.search(line)]
-    return f"pip install {shlex.join(found)}" if found else f"pip install -e '.[{extra}]'"
+    requirements = [line.partition(";")[0].strip() for line in stated if marker.search(line)]
+    return (
+        f"pip install {shlex.join(requirements)}"
+        if requirements
+        else f"pip install -e '.[{extra}]'"
+    )
 
 
 def how_to_install_cuda(cuda_version: str | None) -> str:

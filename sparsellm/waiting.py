@@ -27,13 +27,13 @@ def rewrite(text: str) -> None:
 
 
 @contextmanager
-def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[None]:
-    """Says that ``what`` is in progress, and at the end how long it took.
+def waiting(activity: str, say: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Says that ``activity`` is in progress, and at the end how long it took.
 
     On a terminal the seconds are counted in place; elsewhere a line is printed every 15 seconds.
 
     Args:
-        what: such as ``compiling the model``.
+        activity: such as ``compiling the model``.
         say: prints a line, by default to stderr; called from another thread. If it is given, lines
             are printed on a terminal too, and nothing is counted in place.
     """
@@ -46,9 +46,9 @@ def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[N
         if over.wait(QUIET_SECONDS):
             return
         with suppress(BrokenPipeError):  # the main thread meets it too, and ends the process
-            show(f"{what} …")
+            show(f"{activity} …")
             while not over.wait(TICK_SECONDS if in_place else REPEAT_SECONDS):
-                show(f"{what} … {time.monotonic() - began:.0f} s")
+                show(f"{activity} … {time.monotonic() - began:.0f} s")
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -62,4 +62,4 @@ def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[N
                 rewrite("")
     seconds = time.monotonic() - began
     if seconds > QUIET_SECONDS:
-        say(f"{what}: {seconds:.0f} s")
+        say(f"{activity}: {seconds:.0f} s")

@@ -43,22 +43,22 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Refuses unknown arguments here, where the subcommand and its options are known."""
-        found, rest = super().parse_known_args(args, namespace)
+        options, rest = super().parse_known_args(args, namespace)
         if self.recipe_first:
-            rest = self._take_recipe(found, rest)
+            rest = self._take_recipe(options, rest)
         if rest:
             self.error(self._unknown(rest))
-        return found, []
+        return options, []
 
-    def _take_recipe(self, found: argparse.Namespace, rest: list[str]) -> list[str]:
+    def _take_recipe(self, options: argparse.Namespace, rest: list[str]) -> list[str]:
         # Where options come first, argparse leaves the positional among the unknown arguments.
-        if found.recipe_name is None and rest and not rest[0].startswith("-"):
-            found.recipe_name, *rest = rest
-        named = found.recipe_name
-        if named is not None and found.recipe is not None:
-            self.error(f"{named} and --recipe {found.recipe}: give one recipe")
-        found.recipe = found.recipe or named
-        if found.recipe is None and not rest:
+        if options.recipe_name is None and rest and not rest[0].startswith("-"):
+            options.recipe_name, *rest = rest
+        named = options.recipe_name
+        if named is not None and options.recipe is not None:
+            self.error(f"{named} and --recipe {options.recipe}: give one recipe")
+        options.recipe = options.recipe or named
+        if options.recipe is None and not rest:
             self.error(f"which recipe? For example: {self.prog} 0.5b (see: sparsellm recipe list)")
         return rest
 

@@ -135,11 +135,11 @@ def _keys(options: argparse.Namespace) -> None:
     from sparsellm.recipe.strict import describe_keys, nearest
 
     keys = describe_keys(Recipe)
-    found = [key for key in keys if f"{key.name}.".startswith(options.prefix)]
-    found = found or [key for key in keys if options.prefix in key.name]
-    if not found:
+    matches = [key for key in keys if f"{key.name}.".startswith(options.prefix)]
+    matches = matches or [key for key in keys if options.prefix in key.name]
+    if not matches:
         raise ValueError(f"no key begins with {options.prefix!r}{nearest(Recipe, options.prefix)}")
-    print("\n".join(line for key in found for line in _describe(key)))
+    print("\n".join(line for key in matches for line in _describe(key)))
 
 
 def _describe(key: Key) -> list[str]:

@@ -163,11 +163,11 @@ def _begin_records(run: Run) -> None:
     run.log = MetricsLog(run.recipe, run.step, session)
 
 
-def _close_log(run: Run, how: str) -> None:
-    """``how``: in a few words, how the run ended."""
+def _close_log(run: Run, outcome: str) -> None:
+    """``outcome``: in a few words, how the run ended."""
     log, run.log = run.log, None
     if log is not None:
-        log.close(how)
+        log.close(outcome)
 
 
 def _close_after(run: Run, error: BaseException) -> None:
@@ -229,10 +229,10 @@ def _train_steps(
         rehearsal.grow(run, totals.reading.kernels.sparse)
         _record(run, meter, totals)
         meter.pause()
-        due = measurements_due(recipe, run.step)
-        stopped = _save_and_measure(run, stop, measurements, due, stopped=totals.reading.stop)
+        pending = measurements_due(recipe, run.step)
+        stopped = _save_and_measure(run, stop, measurements, pending, stopped=totals.reading.stop)
         meter.resume()
-        if stopped and (due or run.step < recipe.train.steps):
+        if stopped and (pending or run.step < recipe.train.steps):
             return False
     return True
 
@@ -253,7 +253,7 @@ def _take_step(run: Run, stop: StopRequest) -> StepTotals:
 
 
 def _save_and_measure(
-    run: Run, stop: StopRequest, measurements: Measurements, due: list[str], *, stopped: bool
+    run: Run, stop: StopRequest, measurements: Measurements, pending: list[str], *, stopped: bool
 ) -> bool:
     """Saves and measures where it is due after a step; returns whether the run shall stop now."""
     saves = run.recipe.checkpoint.every_steps > 0
@@ -262,8 +262,8 @@ def _save_and_measure(
     elif run.saver.finished:
         _say_saved(run)
     if not stopped:
-        stopped = not measurements.measure(due)
-    if due or run.saved_step == run.step:  # this may take minutes, and a signal may come
+        stopped = not measurements.measure(pending)
+    if pending or run.saved_step == run.step:  # this may take minutes, and a signal may come
         stopped = any_rank(stopped or stop.received is not None, run.accelerator.device)
     if stopped and saves and run.saved_step != run.step:
         _save(run)

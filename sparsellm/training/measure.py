@@ -55,53 +55,53 @@ class Measurements:
     def missing(self) -> list[str]:
         """What was due after the step that the run resumed from, and has no record."""
         run, done = self._run, set[str]()
-        due = measurements_due(run.recipe, run.step)
-        if due and run.accelerator.is_main_process:
+        pending = measurements_due(run.recipe, run.step)
+        if pending and run.accelerator.is_main_process:
             for _, record in read_lines(run.recipe.run_path / METRICS_FILE):
                 if record is not None and record.step == run.step:
                     done.add(record.what if isinstance(record, FailureRecord) else record.kind)
         # The main rank's file decides for all ranks.
-        return [what for what in due if not any_rank(what in done, run.accelerator.device)]
+        return [kind for kind in pending if not any_rank(kind in done, run.accelerator.device)]
 
-    def measure(self, due: list[str]) -> bool:
+    def measure(self, pending: list[str]) -> bool:
         """Measures what is due, prints and logs it; False if some rank was asked to stop.
 
         Raises:
             Exception: a measurement failed, and the recipe's ``on_error`` is ``stop``.
         """
         try:
-            for what in due:
-                self._attempt(what)
+            for kind in pending:
+                self._attempt(kind)
         except Interrupted:
             return False
         return True
 
-    def _attempt(self, what: str) -> None:
+    def _attempt(self, kind: str) -> None:
         run = self._run
-        run.activity.begin(what, run.step)
+        run.activity.begin(kind, run.step)
         if run.accelerator.is_main_process:
-            rewrite(f"step {run.step} | {what} …")
+            rewrite(f"step {run.step} | {kind} …")
         try:
-            {"validation": self._validate, "evaluation": self._evaluate}[what]()
+            {"validation": self._validate, "evaluation": self._evaluate}[kind]()
         except FailedTogether as failure:
-            if getattr(run.recipe, what).on_error == "stop":
+            if getattr(run.recipe, kind).on_error == "stop":
                 raise cause_of(failure) from None
             met = failure.error
             text = f"{type(met).__name__}: {met}" if met else "on another rank, which has said why"
             if failure.speaks:
-                where = f"step {run.step}: the {what}"
-                warn(f"{where} failed ({text}); training continues ({what}.on_error)")
-            run.write(FailureRecord(run.step, run.tokens, what, text))
+                where = f"step {run.step}: the {kind}"
+                warn(f"{where} failed ({text}); training continues ({kind}.on_error)")
+            run.write(FailureRecord(run.step, run.tokens, kind, text))
 
     def _validate(self) -> None:
         run = self._run
-        found = {
+        losses = {
             name: held_out.loss(run.objective, run.accelerator, self.interrupted)
             for name, held_out in run.validation.items()
         }
-        num_targets = sum(count for _, count in found.values())
-        loss = sum(mean * count for mean, count in found.values()) / num_targets
-        by_corpus = {name: mean for name, (mean, _) in found.items()} if len(found) > 1 else {}
+        num_targets = sum(count for _, count in losses.values())
+        loss = sum(mean * count for mean, count in losses.values()) / num_targets
+        by_corpus = {name: mean for name, (mean, _) in losses.items()} if len(losses) > 1 else {}
         parts = "".join(f" | {name} {mean:.4f}" for name, mean in by_corpus.items())
         run.accelerator.print(
             f"step {run.step} | validation loss {loss:.4f} ({num_targets:,} tokens){parts}"

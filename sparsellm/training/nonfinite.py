@@ -43,27 +43,27 @@ def reason_to_skip(run: Run, reading: StepReading) -> Skip:
             many steps in a row were skipped.
     """
     values = {"loss": reading.loss, "L1": reading.l1, "gradient norm": reading.gradient_norm}
-    found = _not_finite(run, values) or _spike(run, values)
+    skip = _not_finite(run, values) or _spike(run, values)
     if run.skips.in_a_row >= MOST_SKIPPED:
-        otherwise = f", or raise {_SPIKE_KEY}" if found.key == _SPIKE_KEY else ""
+        otherwise = f", or raise {_SPIKE_KEY}" if skip.key == _SPIKE_KEY else ""
         raise FloatingPointError(
-            f"step {run.step + 1}: {found.why}, after {MOST_SKIPPED} skipped steps in a row; the "
+            f"step {run.step + 1}: {skip.why}, after {MOST_SKIPPED} skipped steps in a row; the "
             f"weights were not changed. {_way_back(run)}{otherwise}"
         )
-    return found
+    return skip
 
 
 def _not_finite(run: Run, values: dict[str, float]) -> Skip | None:
     if all(math.isfinite(value) for value in values.values()):
         return None
     check_finite(run)  # with such weights, other data would not help
-    what = ", ".join(f"{name} {value}" for name, value in values.items())
+    problem = ", ".join(f"{name} {value}" for name, value in values.items())
     if run.recipe.train.on_nonfinite == "stop":
         raise FloatingPointError(
-            f"step {run.step + 1}: {what}; the weights were not changed. {_way_back(run)}, or skip "
-            "such steps: --set train.on_nonfinite=skip"
+            f"step {run.step + 1}: {problem}; the weights were not changed. {_way_back(run)}, or "
+            "skip such steps: --set train.on_nonfinite=skip"
         )
-    return Skip(what, "train.on_nonfinite")
+    return Skip(problem, "train.on_nonfinite")
 
 
 def _spike(run: Run, values: dict[str, float]) -> Skip:

@@ -53,11 +53,11 @@ def fit_again(run: Run) -> None:
     if run.recipe.train.micro_batch_size != "auto" or not saved:
         return
     possible = micro_batch.possible_sizes(run.recipe, run.accelerator.num_processes)
-    wanted = saved["size"]
-    if wanted not in possible or (wanted > now.size and not _try(run, wanted)):
+    saved_size = saved["size"]
+    if saved_size not in possible or (saved_size > now.size and not _try(run, saved_size)):
         return
-    if wanted != now.size:
-        resize(run, wanted)
+    if saved_size != now.size:
+        resize(run, saved_size)
     now.stays, now.calm_steps = saved["stays"], saved["calm_steps"]
     now.paths = tuple(saved["paths"])
     say_size(run, "goes on with")
@@ -127,10 +127,10 @@ def fits(run: Run) -> bool:
     return not any_rank(failed, run.accelerator.device)
 
 
-def say_size(run: Run, how: str) -> None:
-    """Prints the present size; ``how`` is the verb."""
+def say_size(run: Run, verb: str) -> None:
+    """Prints the present size, after the step and a verb such as ``begins with``."""
     run.accelerator.print(
-        f"train.micro_batch_size: auto: step {run.step + 1} {how} "
+        f"train.micro_batch_size: auto: step {run.step + 1} {verb} "
         f"{counted(run.micro_batch.size, 'sequence')} × "
         f"{counted(run.rounds, 'micro-batch', 'micro-batches')}"
     )

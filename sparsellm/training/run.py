@@ -117,7 +117,10 @@ class Run:
         """The modules that prepare weights for all micro-batches of a step."""
         model = self.model
         with_linears = [*(layer.self_attn for layer in model.model.layers), model]
-        return [*self.ffns, *(own for module in with_linears for own in shared_linears(module))]
+        return [
+            *self.ffns,
+            *(linear for module in with_linears for linear in shared_linears(module)),
+        ]
 
     @cached_property
     def compute_dtype(self) -> torch.dtype:

@@ -100,10 +100,10 @@ class CounterLayout:
         self.bucket_T = torch.bucketize(positions, starts_P, right=True) - 1
         num_layers = self.num_layers
         by_position = num_layers * len(starts)
-        own = [num_layers, num_layers, 1, 1]
-        self.num_own = sum(own)
+        local = [num_layers, num_layers, 1, 1]
+        self.num_local = sum(local)
         self.num_flags = 2 + 2 * num_corpora
-        self.slices = [*own, self.num_flags, 1, 1, 1, 1, num_layers, num_layers, by_position]
+        self.slices = [*local, self.num_flags, 1, 1, 1, 1, num_layers, num_layers, by_position]
         self.num_read = sum(self.slices)
         self.num_logged = self.num_read + num_layers * (self.num_neurons + 1)
         self.num_all = self.num_logged + num_layers * self.num_neurons
@@ -191,11 +191,11 @@ class Counters:
         at.flags.copy_(torch.from_numpy(flags), non_blocking=True)
         at.gradient_norm.copy_(gradient_norm)
         at.objections.copy_(~(at.gradient_norm <= limits["gradient norm"]))
-        all_reduce_sum(self._buffer[self._layout.num_own :])
-        taken = at.flags[1:2] + at.objections == 0
-        taken &= at.cross_entropy / self._layout.global_tokens <= limits["loss"]
-        taken &= at.l1 <= _NO_LIMIT
-        at.refused.copy_(~taken)
+        all_reduce_sum(self._buffer[self._layout.num_local :])
+        accepted = at.flags[1:2] + at.objections == 0
+        accepted &= at.cross_entropy / self._layout.global_tokens <= limits["loss"]
+        accepted &= at.l1 <= _NO_LIMIT
+        at.refused.copy_(~accepted)
         return at.refused[0].float()
 
     @torch.no_grad()

@@ -96,20 +96,20 @@ def each_path(ffns: list[SparseFFN], ramp: Ramp | None = None) -> Iterator[None]
     """
     yield
     free = [ffn for ffn in ffns if ffn.kernels == "auto" and ffn.costs is not None]
-    own = [ffn.path for ffn in free]
+    paths = [ffn.path for ffn in free]
     for ffn in free:
         ffn.path = "sparse"
     if free:
         yield
-    for ffn, path in zip(free, own, strict=True):
+    for ffn, path in zip(free, paths, strict=True):
         ffn.path = path
     if ramp is None:
         return
-    own = [ffn.path for ffn in ffns]
+    paths = [ffn.path for ffn in ffns]
     for ffn in ffns:
         ffn.use_ramp(ramp)
     yield
-    for ffn, path in zip(ffns, own, strict=True):
+    for ffn, path in zip(ffns, paths, strict=True):
         ffn.use_ramp(None)
         ffn.path = path
 

@@ -54,7 +54,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of all parameters, or none where ``found_inf`` is 1."""
         assert closure is None
-        first, *others = self.param_groups
+        first, *adamw_groups = self.param_groups
         team = _team(first["params"][0])
         matrices = [p for p in first["params"] if p.grad is not None]
         refused = self._refused(first["params"][0].device)
@@ -68,7 +68,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
                 _apply(updates, first, refused)
             directions, updates = sent, multiplied
         # accelerate replaces groups and state, so AdamW is given them at every step.
-        self._adamw.state, self._adamw.param_groups = self.state, others
+        self._adamw.state, self._adamw.param_groups = self.state, adamw_groups
         if self.found_inf is not None:
             self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         self._adamw.step()

@@ -34,9 +34,9 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         patterns = {id(m.pattern_weight) for m in model.modules() if isinstance(m, SparseFFN)}
         gates = {name: p for name, p in muons.items() if id(p) in patterns}
         muons = {name: p for name, p in muons.items() if name not in gates}
-    others = [p for name, p in matrices.items() if name not in muons and name not in gates]
+    adamw_matrices = [p for name, p in matrices.items() if name not in muons and name not in gates]
     decay = {"weight_decay": config.weight_decay}
-    groups = [{"params": others, **decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": adamw_matrices, **decay}, {"params": vectors, "weight_decay": 0.0}]
     if gates:
         groups.append({"params": list(gates.values()), **decay, "lr_scale": config.gate_lr_scale})
     adamw = _adamw(groups, config)

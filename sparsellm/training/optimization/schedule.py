@@ -101,7 +101,7 @@ def measurements_due(recipe: Recipe, step: int) -> list[str]:
         "validation": recipe.validation.every_steps,
         "evaluation": recipe.evaluation.every_steps,
     }
-    return [what for what, n in every.items() if step > 0 and n > 0 and (is_due(step, n) or last)]
+    return [kind for kind, n in every.items() if step > 0 and n > 0 and (is_due(step, n) or last)]
 
 
 def is_logged(recipe: Recipe, step: int) -> bool:

@@ -73,10 +73,10 @@ def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> N
     run.activity.begin("loading", run.step)
     with together(run.accelerator.device):
         if run.accelerator.is_main_process:
-            begun, name = resume_from or init_from, run.recipe.data.tokenizer
+            weights_source, name = resume_from or init_from, run.recipe.data.tokenizer
             run.carried = hf_files.carried_files(
                 tokenizer_folder(name) if name.startswith(HF_PREFIX) else None,
-                hf_files.source_of(find_checkpoint(begun)) if begun else None,
+                hf_files.source_of(find_checkpoint(weights_source)) if weights_source else None,
             )
     if resume_from is not None:
         say(f"resuming from {resume_from}")

@@ -18,9 +18,9 @@ from sparsellm.ffn.types import Format
 Kernels = Literal["auto", "sparse", "dense"]
 Path = Literal["sparse", "dense"]
 
-# A layer leaves the sparse path where that is predicted to take over 0.97 of dense, and comes back
-# below 0.92: predictions are off by a few percent.
-LEAVE, RETURN = 0.97, 0.92
+# Of the dense path's milliseconds: a layer leaves the sparse path where that is predicted to take
+# more than the first, and returns to it below the second. Predictions are off by a few percent.
+DENSE_ABOVE, SPARSE_BELOW = 0.97, 0.92
 _FIRST_PROBE, _LAST_PROBE = 16, 256  # dense calls between two probes, doubled each time
 _NUM_BUCKETS = 32
 
@@ -54,9 +54,9 @@ class Costs:
     def choose(self, present: Path, num_neurons: float) -> Path:
         """The faster path; the present one where the two are nearly as fast."""
         share = self.sparse(num_neurons) / self.dense
-        if share > LEAVE:
+        if share > DENSE_ABOVE:
             return "dense"
-        return "sparse" if share < RETURN else present
+        return "sparse" if share < SPARSE_BELOW else present
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _State:
         if (before, self.path) == ("sparse", "dense"):
             self.interval = self.until_probe = _FIRST_PROBE
 
-    def takes_dense_turn(self) -> bool:
+    def next_call_runs_dense(self) -> bool:
         """Counts a call of a layer that runs dense, except the call that tries sparse."""
         if self.path == "sparse" or self.until_probe <= 1:
             return False
@@ -136,7 +136,7 @@ class Dispatch:
         state.update(int(self._words[bucket]))
         if frozen:
             return state.path
-        if state.takes_dense_turn():
+        if state.next_call_runs_dense():
             return "dense"
         if state.path == "dense":
             state.interval = state.until_probe = min(2 * state.interval, _LAST_PROBE)
@@ -149,7 +149,7 @@ class Dispatch:
         if state is None or state.path == "sparse":
             return False
         state.update(int(self._words[bucket]))
-        return state.takes_dense_turn()
+        return state.next_call_runs_dense()
 
     def paths(self) -> dict[int, Path]:
         """The present path of each magnitude, by its largest number of tokens."""

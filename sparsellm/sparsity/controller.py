@@ -374,9 +374,9 @@ class SparsityController:
             self._unused.append(self._numbers)
             if self._target is not None:
                 self._target.observe(self.num_steps - 1, self._numbers.nnz_L)
-                obstacle = self._target.news()
-                if obstacle and not (dist.is_initialized() and dist.get_rank()):
-                    warnings.warn(f"step {self.num_steps}: {obstacle}", stacklevel=4)
+                warning = self._target.new_warning()
+                if warning and not (dist.is_initialized() and dist.get_rank()):
+                    warnings.warn(f"step {self.num_steps}: {warning}", stacklevel=4)
         return self._numbers
 
     def _room(self, tokens: int, device: torch.device) -> Tensor:

@@ -93,7 +93,7 @@ class TargetController:
         self._early = True  # within `EARLY_STEPS`
         self._fast: list[float] | None = None  # smoothed errors, one per loop
         self._slow: list[float] | None = None
-        self._said: set[str] = set()  # keys of obstacles that `news` has reported
+        self._warned: set[str] = set()  # keys of obstacles that `new_warning` has reported
 
     def l1_by_layer(self, step: int) -> list[float]:
         """λ of each layer at a step (from 0): zero during the dense phase."""
@@ -123,22 +123,22 @@ class TargetController:
         """Smoothed non-zeros over the target, minus one; of several loops, that furthest off."""
         return None if self._fast is None else math.expm1(max(self._fast, key=abs))
 
-    def news(self) -> str | None:
+    def new_warning(self) -> str | None:
         """After a step: what keeps the non-zeros from the target, and the remedy; each once."""
         for key, text in self._obstacles():
-            if key not in self._said:
-                self._said.add(key)
+            if key not in self._warned:
+                self._warned.add(key)
                 return text
         return None
 
-    def verdict(self) -> str | None:
+    def final_warning(self) -> str | None:
         """At the end of a run: how far off the target it is, why, and the remedy; None if near."""
         error = self.error
         if error is None or abs(math.log1p(error)) < FAR:
             return None
         obstacles = dict(self._obstacles())
         why = "; ".join(obstacles.values())
-        if not why and "killed" in self._said:
+        if not why and "killed" in self._warned:
             why = self._killed()
         if not why:
             l1 = math.exp(sum(self._log_l1) / len(self._log_l1))
@@ -179,13 +179,13 @@ class TargetController:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, of which JSON keeps every bit, and what `news` has said."""
+        """Plain numbers, of which JSON keeps every bit, and what `new_warning` has said."""
         return {
             "start": self._start,
             "log_l1": self._log_l1,
             "fast": self._fast,
             "slow": self._slow,
-            "said": sorted(self._said),
+            "said": sorted(self._warned),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -194,7 +194,7 @@ class TargetController:
             return False
         self._log_l1, self._fast, self._slow = (state[k] for k in ("log_l1", "fast", "slow"))
         self._start = state["start"]  # the limits stay, whatever sparsity.l1_coefficient is now
-        self._said = set(state["said"])
+        self._warned = set(state["said"])
         return True
 
 

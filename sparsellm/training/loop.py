@@ -103,10 +103,10 @@ def _prepare(
     measurements = Measurements(run, stop)
     run.teacher = load_teacher(run.recipe, run.accelerator.device, resume_from, init_from)
     with waiting(_first_passes(run), run.accelerator.print):
-        rehearsal.fit_first(run)
+        rehearsal.fit_initial_size(run)
     first_state(run, resume_from, init_from)
     if resume_from is not None:
-        rehearsal.fit_again(run)
+        rehearsal.restore_saved_size(run)
     return measurements
 
 
@@ -200,8 +200,8 @@ def _say_end(run: Run, stopped: str, *, fresh: bool) -> None:
         return
     skipped = f" ({run.skips.total} of them skipped)" if run.skips.total else ""
     say(f"done: {counted(run.step, 'step')}{skipped}, {run.tokens:,} tokens")
-    if run.target and (verdict := run.target.verdict()):
-        say(f"warning: {verdict}")
+    if run.target and (warning := run.target.final_warning()):
+        say(f"warning: {warning}")
     files = "recipe.yaml, metrics.jsonl, checkpoints/" if saves else "recipe.yaml, metrics.jsonl"
     say(f"files: {recipe.run_path}/ ({files})")
     say(f"charts: sparsellm report {recipe.run_path}")
@@ -226,7 +226,7 @@ def _train_steps(
             rewrite(f"step {run.step}/{recipe.train.steps} …")  # until the next line
         totals = _take_step(run, stop)
         stop.begin()
-        rehearsal.grow(run, totals.reading.kernels.sparse)
+        rehearsal.double_if_it_fits(run, totals.reading.kernels.sparse)
         _record(run, meter, totals)
         meter.pause()
         pending = measurements_due(recipe, run.step)
@@ -289,9 +289,9 @@ def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
                 f"step {run.step}: text of corpus {name} repeats from here on: a part of it has "
                 "been read to its end"
             )
-    if run.target and (news := run.target.news()):
-        run.accelerator.print(f"warning: step {run.step}: {news}")
-        run.write(FailureRecord(run.step, run.tokens, "target", news))
+    if run.target and (warning := run.target.new_warning()):
+        run.accelerator.print(f"warning: step {run.step}: {warning}")
+        run.write(FailureRecord(run.step, run.tokens, "target", warning))
 
 
 def _save_what_is_whole(run: Run, error: Exception, before: Bookmark) -> None:

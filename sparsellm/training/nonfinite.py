@@ -48,7 +48,7 @@ def reason_to_skip(run: Run, reading: StepReading) -> Skip:
         otherwise = f", or raise {_SPIKE_KEY}" if skip.key == _SPIKE_KEY else ""
         raise FloatingPointError(
             f"step {run.step + 1}: {skip.why}, after {MOST_SKIPPED} skipped steps in a row; the "
-            f"weights were not changed. {_way_back(run)}{otherwise}"
+            f"weights were not changed. {_restart_advice(run)}{otherwise}"
         )
     return skip
 
@@ -60,8 +60,8 @@ def _not_finite(run: Run, values: dict[str, float]) -> Skip | None:
     problem = ", ".join(f"{name} {value}" for name, value in values.items())
     if run.recipe.train.on_nonfinite == "stop":
         raise FloatingPointError(
-            f"step {run.step + 1}: {problem}; the weights were not changed. {_way_back(run)}, or "
-            "skip such steps: --set train.on_nonfinite=skip"
+            f"step {run.step + 1}: {problem}; the weights were not changed. "
+            f"{_restart_advice(run)}, or skip such steps: --set train.on_nonfinite=skip"
         )
     return Skip(problem, "train.on_nonfinite")
 
@@ -88,11 +88,11 @@ def check_finite(run: Run) -> None:
         where = f", such as {odd}" if odd else " on another rank"
         raise FloatingPointError(
             f"step {run.step}: weights or optimizer state are not finite{where}; they are not "
-            f"saved. {_way_back(run)}"
+            f"saved. {_restart_advice(run)}"
         )
 
 
-def _way_back(run: Run) -> str:
+def _restart_advice(run: Run) -> str:
     """Advises from which checkpoint to go on: one before the first skipped step.
 
     With the weights of that step, the same batch gives the same numbers at any learning rate. Waits

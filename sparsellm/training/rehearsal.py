@@ -38,7 +38,7 @@ def warm_up(run: Run) -> None:
     step.clear_gradients(run.optimizer, run.objective)
 
 
-def fit_first(run: Run) -> None:
+def fit_initial_size(run: Run) -> None:
     """Before the first step: halves the size until it fits; all ranks call it."""
     if run.recipe.train.micro_batch_size != "auto":
         return
@@ -47,7 +47,7 @@ def fit_first(run: Run) -> None:
     say_size(run, "begins with")
 
 
-def fit_again(run: Run) -> None:
+def restore_saved_size(run: Run) -> None:
     """After a resume: takes the saved size, if the recipe leaves it open and it still fits."""
     now, saved = run.micro_batch, run.micro_batch.saved
     if run.recipe.train.micro_batch_size != "auto" or not saved:
@@ -63,7 +63,7 @@ def fit_again(run: Run) -> None:
     say_size(run, "goes on with")
 
 
-def grow(run: Run, sparse: list[bool]) -> None:
+def double_if_it_fits(run: Run, sparse: list[bool]) -> None:
     """After a step, before its record: doubles the size where layers have freed the memory.
 
     All ranks call it and decide alike.

@@ -133,7 +133,7 @@ class Run:
         return self.recipe.run_path / "checkpoints"
 
 
-class _OneVoice(Accelerator):
+class _MainRankPrints(Accelerator):
     """Prints on the main rank only, where accelerate would print once per node."""
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -144,7 +144,7 @@ class _OneVoice(Accelerator):
 def build_accelerator(recipe: Recipe) -> Accelerator:
     """bf16 autocast over fp32 weights; without CUDA, CPU processes over gloo."""
     bf16 = recipe.runtime.precision != "fp32"
-    accelerator = _OneVoice(
+    accelerator = _MainRankPrints(
         mixed_precision="bf16" if bf16 else "no",
         cpu=not torch.cuda.is_available(),
         kwargs_handlers=[

@@ -133,7 +133,7 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
 
 
 @pytest.mark.parametrize(
-    ("nnz", "steps", "said", "at_the_end"),
+    ("nnz", "steps", "during", "at_the_end"),
     [
         (10.0, 300, "its lowest, 1e-05: even then fewer neurons fire", "-67% off"),
         (90.0, 300, "its highest, 1e.03, more than sparsity.target_nnz 30; raise", "200% off"),
@@ -142,28 +142,27 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
         (31.0, 300, None, None),
     ],
 )
-def test_what_keeps_it_from_the_target_is_said_once_and_at_the_end(nnz, steps, said, at_the_end):
+def test_what_keeps_it_from_the_target_is_said_once_and_at_the_end(nnz, steps, during, at_the_end):
     controller = TargetController(SparsityConfig(target_nnz=30, l1_coefficient=0.1), 2)
-    news = []
+    warnings = []
     for step in range(steps):
         controller.observe(step, [nnz, nnz])
-        news.append(controller.news())
-    found = [text for text in news if text]
-    assert len(found) == (said is not None)
-    assert said is None or re.search(said, found[0])
-    verdict = controller.verdict()
-    assert re.search(at_the_end, verdict) if at_the_end else verdict is None
+        warnings += filter(None, [controller.new_warning()])
+    assert len(warnings) == (during is not None)
+    assert during is None or re.search(during, warnings[0])
+    final = controller.final_warning()
+    assert re.search(at_the_end, final) if at_the_end else final is None
 
 
-def test_a_start_that_silenced_the_model_is_the_verdict_of_a_run_that_did_not_recover():
+def test_a_start_that_silenced_the_model_is_the_last_warning_of_a_run_that_did_not_recover():
     controller = TargetController(SparsityConfig(target_nnz=30, l1_coefficient=0.1), 1)
     for step in range(20):
         controller.observe(step, [0.0])
-        controller.news()
+        controller.new_warning()
     for step in range(20, 220):  # long after its first steps, and still far off
         controller.observe(step, [15.0])
-        assert controller.news() is None
-    assert re.search("^non-zeros are -50% off .*: the first λ silenced", controller.verdict())
+        assert controller.new_warning() is None
+    assert re.search("^non-zeros are -50% off .*: the first λ silenced", controller.final_warning())
 
 
 @pytest.mark.parametrize("raised", [1e-9, 100.0])
@@ -176,17 +175,17 @@ def test_another_coefficient_on_resume_leaves_lambda_where_it_was(raised):
     assert resumed.l1_by_layer(2) == pytest.approx([8e-4, 8e-4], rel=1e-12)
 
 
-def test_what_was_said_is_not_said_again_after_a_resume_and_remains_the_verdict():
+def test_what_was_said_is_not_said_again_after_a_resume_and_remains_the_last_warning():
     config = SparsityConfig(target_nnz=30, l1_coefficient=0.1)
     before, resumed = TargetController(config, 1), TargetController(config, 1)
     for step in range(10):
         before.observe(step, [0.0])
-        before.news()
+        before.new_warning()
     assert resumed.load_state_dict(json.loads(json.dumps(before.state_dict())))
     for step in range(10, 220):
         resumed.observe(step, [0.0 if step < 20 else 15.0])
-        assert resumed.news() is None
-    assert re.search("^non-zeros are -50% off .*: the first λ silenced", resumed.verdict())
+        assert resumed.new_warning() is None
+    assert re.search("^non-zeros are -50% off .*: the first λ silenced", resumed.final_warning())
 
 
 def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides, cli_here):

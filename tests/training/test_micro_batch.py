@@ -16,7 +16,7 @@ from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import micro_batch
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch, possible_sizes
 from sparsellm.training.objective import Objective
-from sparsellm.training.rehearsal import grow
+from sparsellm.training.rehearsal import double_if_it_fits
 from sparsellm.training.run import build_run, close_run
 
 WORKER = Path(__file__).with_name("small_memory.py")
@@ -136,7 +136,7 @@ def test_it_grows_where_twice_the_activations_fit(memory, tiny, monkeypatch, roo
     monkeypatch.setattr(micro_batch, "ROOM", 1.0)
     try:
         for _ in range(CALM_STEPS + 1):
-            grow(run, [True, True])
+            double_if_it_fits(run, [True, True])
         assert run.micro_batch.size == size
     finally:
         close_run(run)

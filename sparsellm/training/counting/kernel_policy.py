@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sparsellm.device import device_name, refuse_sparse_without_gpu
-from sparsellm.ffn.dispatch import RETURN, Costs, Measured
+from sparsellm.ffn.dispatch import SPARSE_BELOW, Costs, Measured
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import Ramp
 from sparsellm.processes.distributed import any_rank
@@ -74,7 +74,7 @@ def described_costs(ffns: list[SparseFFN]) -> str | None:
     costs, num_neurons = ffns[0].costs, ffns[0].up_proj.out_features
     if ffns[0].kernels != "auto" or costs is None:
         return None
-    most = (RETURN * costs.dense - costs.fixed) / max(costs.per_neuron, 1e-12)
+    most = (SPARSE_BELOW * costs.dense - costs.fixed) / max(costs.per_neuron, 1e-12)
     chosen = (
         "sparse once the neurons that fire for at least one of 64 tokens are fewer than "
         f"{min(most, num_neurons):,.0f} of {num_neurons:,}"

@@ -158,7 +158,11 @@ def _ffn_speed(lines: Sequence[Line]) -> Figure:
                 points = [(line["case"]["nnz"], line["ratio"]) for line in records if line]
                 _speeds(axes, points, f"{name}, {pattern}", index, marker)
             points = [
-                (kernel.nnz, 1 / (kernel.forward if bench == "ffn_forward" else kernel.both).ratio)
+                (
+                    kernel.nnz,
+                    1
+                    / (kernel.forward if bench == "ffn_forward" else kernel.forward_backward).ratio,
+                )
                 for kernel in PUBLISHED_KERNELS
                 if kernel.pattern == pattern
             ]

@@ -328,8 +328,8 @@ def _hours(lines: Sequence[Line]) -> str:
             case = {"micro_batch_size": 4, "global_batch_tokens": 131_072}
         recipe = load_recipe(model.lower())
         tokens = recipe.train.steps * recipe.train.global_batch_tokens
-        both = training(lines, model, case, "tokens_per_ms")
-        hours = [f"{tokens / line['value'] / 3.6e6:.0f}" for line in both]
+        speeds = training(lines, model, case, "tokens_per_ms")
+        hours = [f"{tokens / line['value'] / 3.6e6:.0f}" for line in speeds]
         name = f"`{model.lower()}`" + (", FP8" if precision else "")
         rows.append([name, f"{tokens / 1e9:.1f} billion", *reversed(hours)])
     return _table(["Recipe", "Tokens", "GPU hours, sparse", "GPU hours, dense"], rows)
@@ -415,7 +415,7 @@ def _ffn(lines: Sequence[Line]) -> str:
         union = next(line["case"]["union_64"] for line in each if line)
         rows.append([name, f"{union:,.0f}", *map(_with_gain, each)])
     for kernel in PUBLISHED_KERNELS:
-        sides = (kernel.forward, kernel.both, kernel.memory)
+        sides = (kernel.forward, kernel.forward_backward, kernel.memory)
         cells = [f"{side.sparse:g} ({1 / side.ratio:.2f}×)" for side in sides]
         rows.append([f"{kernel.pattern}, {kernel.nnz}, published kernels ¹", "", *cells])
     head = ["Pattern, active", "Union of 64", "Forward, ms", "Forward + backward, ms"]

@@ -205,9 +205,9 @@ def regrouped(
     moved = []
     for group in groups:
         moved += [p for p in group["params"] if id(p) in patterns]
-        others = [p for p in group["params"] if id(p) not in patterns]
-        if others:
-            yield {**group, "params": others}
+        remaining = [p for p in group["params"] if id(p) not in patterns]
+        if remaining:
+            yield {**group, "params": remaining}
     yield {
         "kind": "adamw",
         "params": moved,

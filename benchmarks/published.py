@@ -46,7 +46,7 @@ class KernelTimes(NamedTuple):
     pattern: str
     nnz: int
     forward: Sides  # ms
-    both: Sides  # ms, forward and backward
+    forward_backward: Sides  # ms
     memory: Sides  # MiB
 
 

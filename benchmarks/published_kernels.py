@@ -105,17 +105,23 @@ def _training(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) ->
 
 def parser() -> argparse.ArgumentParser:
     """Of the command line; what `FFNBench` reads beyond it is set."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    made.add_argument("theirs", type=Path, metavar="THEIRS.py", help="calls the kernels, see above")
-    made.add_argument("--M", type=int, nargs="+", default=[16_384], help="tokens")
-    made.add_argument("--shape", nargs="+", default=["2048/5632"], help="K/N of gated FFNs")
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    arguments.add_argument(
+        "theirs", type=Path, metavar="THEIRS.py", help="calls the kernels, see above"
+    )
+    arguments.add_argument("--M", type=int, nargs="+", default=[16_384], help="tokens")
+    arguments.add_argument("--shape", nargs="+", default=["2048/5632"], help="K/N of gated FFNs")
     patterns = ["uniform", "skewed"]
-    made.add_argument("--pattern", nargs="+", choices=patterns, default=patterns)
-    made.add_argument("--nnz", nargs="+", default=["15", "30", "60"], help="non-zeros per token")
-    made.add_argument("--seconds", type=float, default=3.0, help="for which each side is timed")
-    made.add_argument("--record", type=Path, help="such as benchmarks/results.jsonl")
-    made.set_defaults(traces=None, format=["union"], precision=["bf16"], benchmark="published")
-    return made
+    arguments.add_argument("--pattern", nargs="+", choices=patterns, default=patterns)
+    arguments.add_argument(
+        "--nnz", nargs="+", default=["15", "30", "60"], help="non-zeros per token"
+    )
+    arguments.add_argument(
+        "--seconds", type=float, default=3.0, help="for which each side is timed"
+    )
+    arguments.add_argument("--record", type=Path, help="such as benchmarks/results.jsonl")
+    arguments.set_defaults(traces=None, format=["union"], precision=["bf16"], benchmark="published")
+    return arguments
 
 
 def main(words: list[str] | None = None, device: torch.device | None = None) -> None:

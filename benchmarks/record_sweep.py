@@ -51,8 +51,8 @@ def figures(folder: Path) -> Iterator[list[Measurement]]:
     by = {"command": command} if command else {}
     for group in sweep.groups:
         for run in group.runs:
-            taken = taken_by(run.sessions) | by
-            yield [replace(m, context=taken) for m in _figures(f"sweep_{sweep.name}", run)]
+            context = taken_by(run.sessions) | by
+            yield [replace(m, context=context) for m in _figures(f"sweep_{sweep.name}", run)]
 
 
 def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:

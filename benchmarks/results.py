@@ -75,12 +75,12 @@ def find(lines: Sequence[Line], bench: str, metric: str, *, gpu: str = "H200", *
         and gpu in line["hardware"]
         and _matches(line["case"], case)
     ]
-    asked = f"{bench} {metric} on {gpu} with {case}"
+    query = f"{bench} {metric} on {gpu} with {case}"
     if not matching:
-        raise ValueError(f"{asked}: there is no such record")
+        raise ValueError(f"{query}: there is no such record")
     newest = [line for line in matching if line["commit"] == matching[-1]["commit"]]
     if len(cases := {_case_text(line["case"]) for line in newest}) > 1:
-        raise ValueError(f"{asked}: several cases, name more keys:\n" + "\n".join(sorted(cases)))
+        raise ValueError(f"{query}: several cases, name more keys:\n" + "\n".join(sorted(cases)))
     return newest[-1]
 
 

@@ -45,9 +45,9 @@ def main(text, folder):
             if controller.num_steps == 60:
                 break
     accelerator.save_state(folder)
-    found = controller.statistics()
+    statistics = controller.statistics()
     accelerator.print(f"loss {loss:.2f}")
-    accelerator.print(f"neurons that fire for a token, by layer: {found.nnz_mean}")
+    accelerator.print(f"neurons that fire for a token, by layer: {statistics.nnz_mean}")
     accelerator.end_training()
 
 

@@ -51,10 +51,10 @@ def main(path):
         optimizer.step()
         controller.step()
         optimizer.zero_grad()
-    found = controller.statistics()  # over all ranks
+    statistics = controller.statistics()  # over all ranks
     if rank == 0:
-        print(f"loss {loss:.2f}, {found.num_tokens} tokens per step")
-        print(f"neurons that fire for a token, by layer: {found.nnz_mean}")
+        print(f"loss {loss:.2f}, {statistics.num_tokens} tokens per step")
+        print(f"neurons that fire for a token, by layer: {statistics.nnz_mean}")
     dist.destroy_process_group()
 
 

@@ -22,16 +22,16 @@ class Sparsity(TrainerCallback):
     def __init__(self, **settings):
         self.settings = settings
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **others):
+    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
         self.controller = sparsellm.SparsityController(model, optimizer, **self.settings)
         if args.resume_from_checkpoint:
             saved = torch.load(Path(args.resume_from_checkpoint) / "sparsity.pt", weights_only=True)
             self.controller.load_state_dict(saved)
 
-    def on_optimizer_step(self, args, state, control, **others):
+    def on_optimizer_step(self, args, state, control, **kwargs):
         self.controller.step()
 
-    def on_save(self, args, state, control, **others):
+    def on_save(self, args, state, control, **kwargs):
         saved = self.controller.state_dict()  # the same on all ranks
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -77,5 +77,5 @@ if __name__ == "__main__":
         report_to="none",
     )
     SparseTrainer(model, arguments, train_dataset=blocks(sys.argv[1]), callbacks=[sparsity]).train()
-    found = sparsity.controller.statistics()
-    print(f"neurons that fire for a token, by layer: {found.nnz_mean}")
+    statistics = sparsity.controller.statistics()
+    print(f"neurons that fire for a token, by layer: {statistics.nnz_mean}")

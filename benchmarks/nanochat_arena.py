@@ -45,6 +45,7 @@ MOST_TOKENS = 2048  # of a document: longer ones would be cut, and their rest no
 ROWS_OF_A_GROUP = 512
 DOCUMENTS_OF_A_SHARD = 8_192
 VALIDATION_EVERY = 40  # one document in so many
+PRINT_EVERY = 50  # steps
 FIRST_STEPS = 10  # that nanochat leaves out of its training time
 # FlashAttention-3, which sliding windows need, is fetched from the net, as are CORE's tasks.
 OFFLINE = ["--window-pattern=L", "--core-metric-every=-1", "--sample-every=-1"]
@@ -69,8 +70,24 @@ class Log:
             self.evaluations.append((int(match[1]), float(match[2])))
 
 
+class ArenaFFN(SparseFFN):
+    """Evaluates in bf16, as nanochat does under ``--fp8``."""
+
+    def train(self, mode: bool = True) -> SparseFFN:
+        """As of any module."""
+        self.fp8 = mode and self.trains_in_fp8
+        return super().train(mode)
+
+    trains_in_fp8 = False
+
+    def use_fp8(self) -> None:
+        """In training."""
+        super().use_fp8()
+        self.trains_in_fp8 = True
+
+
 class Arm:
-    """One side of the comparison.
+    """One configuration of the comparison.
 
     Args:
         options: of the command line.
@@ -97,7 +114,7 @@ class Arm:
         """Ours, by the names and of the linear class of the script's."""
         width = config.n_embd
         neurons = round(8 * width / 3 / 128) * 128 if self.gated else 4 * width
-        return SparseFFN(
+        return ArenaFFN(
             width,
             neurons,
             activation="relu" if self.gated else "relu2",
@@ -107,7 +124,7 @@ class Arm:
             names=("c_gate", "c_fc", "c_proj") if self.gated else ("c_fc", "c_proj"),
         )
 
-    def control(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def control(self, model: Any, optimizer: torch.optim.Optimizer) -> None:
         """Makes the model sparse from here on, if there is a target."""
         ffns = [module for module in model.modules() if isinstance(module, SparseFFN)]
         if self.target is None:
@@ -124,6 +141,7 @@ class Arm:
             l1_coefficient=self.l1,
             l1_zero_steps=10,
             warmup_steps=40,
+            embedding=model.transformer.wte,
             switch_together=True,
         )
         optimizer.register_step_post_hook(self._after_step)
@@ -131,6 +149,17 @@ class Arm:
     def _after_step(self, *_: object) -> None:
         assert self.controller is not None
         self.controller.step()
+        if self.controller.num_steps % PRINT_EVERY:
+            return
+        numbers = self.controller.statistics()
+        assert numbers is not None
+        print(
+            f"step {numbers.step}: λ {numbers.l1_coefficient[0]:.2e}, active "
+            f"{statistics.fmean(numbers.nnz_mean):.0f}, unions "
+            f"{[round(union) for union in numbers.union_mean]}, dead "
+            f"{statistics.fmean(numbers.dead_fraction):.1%}, {sum(numbers.sparse)} layers sparse",
+            flush=True,
+        )
 
     def add_l1(self, module: nn.Module, inputs: object, loss: torch.Tensor) -> torch.Tensor | None:
         """A forward hook of the compiled model."""
@@ -258,8 +287,12 @@ def measurements(arm: Arm, words: list[str], log: Log) -> list[Measurement]:
         numbers = arm.controller.statistics()
         assert numbers is not None
         nnz = statistics.fmean(numbers.nnz_mean)
+        dead = statistics.fmean(numbers.dead_fraction)
+        records.append(Measurement("arena", case, "dead_fraction", dead, "fraction"))
+        union = statistics.fmean(numbers.union_mean)
         neurons = next(iter(arm.controller.ffns.values())).intermediate_size
         records.append(Measurement("arena", case, "active_percent", 100 * nnz / neurons, "%"))
+        records.append(Measurement("arena", case, "union_percent", 100 * union / neurons, "%"))
         share = statistics.fmean(numbers.sparse)
         records.append(Measurement("arena", case, "sparse_layers", 100 * share, "%"))
     return records

@@ -145,6 +145,30 @@ class PrefillOrder:
         self.order = None
 
 
+class TrainingOrder:
+    """The order of a micro-batch's tokens in training, shared by all FFNs of a model.
+
+    Each forward pass in training computes it where the ids are embedded.
+
+    Args:
+        embedding: called with the ids, int64 (batch, length), of all tokens that the FFNs compute.
+    """
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        self._order: TokenOrder | None = None
+        embedding.register_forward_pre_hook(self._sort)
+
+    def of(self, num_tokens: int) -> TokenOrder | None:
+        """The order of so many tokens; None if the current order is of other tokens."""
+        if self._order is None or len(self._order.token_M) != num_tokens:
+            return None
+        return self._order
+
+    def _sort(self, embedding: nn.Embedding, inputs: tuple[Tensor, ...]) -> None:
+        in_training = embedding.training and torch.is_grad_enabled()
+        self._order = token_order(inputs[0], embedding.num_embeddings) if in_training else None
+
+
 def _input_embedding(model: nn.Module) -> nn.Embedding | None:
     get = getattr(model, "get_input_embeddings", None)
     try:

@@ -118,6 +118,7 @@ def by_a_loop_of_ones_own(recipe, rank, num_ranks):
         l1_zero_steps=sparsity.l1_zero_steps,
         warmup_steps=recipe.optimizer.warmup_steps,
         dead_window_tokens=sparsity.dead_window_tokens,
+        embedding=model.model.embed_tokens if recipe.runtime.token_order == "auto" else None,
     )
     gradients, numbers = kept_gradients(optimizer, model), []
     parallel = DistributedDataParallel(model) if num_ranks > 1 else model

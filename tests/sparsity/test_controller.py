@@ -291,6 +291,65 @@ def test_layers_choose_kernels_by_what_was_counted_alone_or_together():
         assert [ffn.path for ffn in model.ffns] == expected
 
 
+def test_layers_that_switch_together_try_the_sparse_path_once_at_the_start():
+    """So that the graph of a compiled model is there when they switch."""
+    model = Model("auto")
+    for ffn in model.ffns:
+        ffn.use_kernels("auto", Costs(dense=1.0, fixed=0.1, per_neuron=0.05))
+    controller, optimizer = controlled(model, switch_together=True)
+    sparse = []
+    for x in batches(4):
+        train(model, controller, optimizer, [x])
+        sparse.append(controller.statistics().sparse)
+    assert sparse == [[False] * L, [True] * L, [False] * L, [False] * L]
+
+
+class Embedded(Model):
+    """With an embedding below."""
+
+    def __init__(self, kernels) -> None:
+        super().__init__(kernels)
+        self.embedding = nn.Embedding(7, K)
+
+    def forward(self, ids):
+        return super().forward(self.embedding(ids))
+
+
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_tokens_sorted_by_id_give_the_same_numbers_and_smaller_unions(kernels, checkpointed):
+    ids = torch.randint(7, (4, 256), generator=torch.Generator().manual_seed(3))
+    losses, gradients, unions = [], [], []
+    for is_sorted in (False, True):
+        model = Embedded(kernels)
+        with torch.no_grad():  # few neurons are active for an id, each for few ids
+            for ffn in model.ffns:
+                ffn.gate_proj.weight[::2] -= 0.4
+        model.checkpointed = checkpointed
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        controller = SparsityController(
+            model,
+            optimizer,
+            l1_coefficient=LAMBDA,
+            embedding=model.embedding if is_sorted else None,
+        )
+        loss = model(ids).square().mean() + controller.l1_loss()
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        optimizer.step()
+        controller.step()
+        unions.append(controller.statistics().union_mean)
+        model.eval()
+        with torch.no_grad():
+            assert model(ids[:1]).shape == (1, 256, K)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6)
+    for in_text_order, in_token_order in zip(*unions, strict=True):
+        assert in_token_order < 0.8 * in_text_order
+
+
 def test_what_keeps_it_from_the_target_is_a_warning():
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -327,13 +386,15 @@ def test_compiled_whole_it_is_one_graph_for_all_capacities():
     found = []
     for compiled in (False, True):
         torch._dynamo.reset()
-        model = Model("sparse")
-        controller, optimizer = controlled(model, target_nnz=8.0)
+        model = Embedded("sparse")
+        controller, optimizer = controlled(model, target_nnz=8.0, embedding=model.embedding)
         optimizer.param_groups[0]["lr"] = 0.1
         run = torch.compile(model, backend=backend, fullgraph=True) if compiled else model
         capacities, losses = set(), []
-        for x in batches(20):
-            loss = run(x).square().mean() + controller.l1_loss()
+        generator = torch.Generator().manual_seed(4)
+        for _ in range(20):
+            ids = torch.randint(7, (2, 20), generator=generator)
+            loss = run(ids).square().mean() + controller.l1_loss()
             loss.backward()
             losses.append(loss.item())
             optimizer.step()

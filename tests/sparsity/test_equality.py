@@ -26,7 +26,6 @@ def test_gradients_statistics_and_lambda_equal_those_of_our_loop(
         "optimizer.learning_rate=0.1",
         "validation.every_steps=0",
         "runtime.compile=false",
-        "runtime.token_order=none",
         "sparsity.l1_coefficient=0.05",
         "sparsity.l1_zero_steps=1",
         "sparsity.target_nnz=31",  # near it, so that layers differ,
@@ -37,9 +36,10 @@ def test_gradients_statistics_and_lambda_equal_those_of_our_loop(
             f"train.micro_batch_size={8 // (num_ranks * rounds)}",
             f"runtime.precision={precision}",
             f"ffn.kernels={kernels}",
+            f"runtime.token_order={order}",
         )
         for rounds in (1, 4)
-        for precision, kernels in (("fp32", "dense"), ("bf16", "sparse"))
+        for precision, kernels, order in (("fp32", "dense", "none"), ("bf16", "sparse", "auto"))
     ]
     out = tmp_path / "found.json"
     words = [word for split in splits for word in ("--", *split)]

@@ -23,6 +23,7 @@ from sparsellm.ffn.step_shared import (
     summable,
     transposed,
 )
+from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.capacity import Capacity
 from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import (
@@ -110,6 +111,7 @@ class SparseFFN(nn.Module):
         # Statistics of the last training pass, with the graph of its L1, for `SparsityController`.
         self.records = False
         self.recorded: Recorded | None = None
+        self.training_order: TrainingOrder | None = None  # None: the order of x
         self.step_shared: StepShared | None = None
         self.ramp: Ramp | None = None
         self.fp8 = False
@@ -302,7 +304,9 @@ class SparseFFN(nn.Module):
 
     def forward_with_stats(self, x: Tensor) -> tuple[Tensor, FFNStats]:
         """(…, K) → (…, K) and the statistics over all tokens of ``x``, in order."""
-        return self.compute(x, self.capacity_for(x.numel() // x.shape[-1]))
+        num_tokens = x.numel() // x.shape[-1]
+        order = self.training_order and self.training_order.of(num_tokens)
+        return self.compute(x, self.capacity_for(num_tokens), order)
 
     @property
     def wants_order(self) -> bool:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -73,12 +73,12 @@ class Log:
 class ArenaFFN(SparseFFN):
     """Evaluates in bf16, as nanochat does under ``--fp8``."""
 
-    def train(self, mode: bool = True) -> SparseFFN:
+    trains_in_fp8 = False
+
+    def train(self, mode: bool = True) -> Self:
         """As of any module."""
         self.fp8 = mode and self.trains_in_fp8
         return super().train(mode)
-
-    trains_in_fp8 = False
 
     def use_fp8(self) -> None:
         """In training."""

@@ -63,12 +63,7 @@ class Saver:
         self._copier = StateDictStager(pin_memory=self._pinned, share_memory=False)
         self._thread = ThreadPoolExecutor(1)
         self._pending: Future[Path] | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the save in progress has failed; `wait` says why."""
-        pending = self._pending
-        return bool(pending and pending.done() and pending.exception() is not None)
+        self.failed = False  # the save in progress has; `wait` says why
 
     @property
     def finished(self) -> bool:
@@ -93,6 +88,7 @@ class Saver:
             texts |= snapshot.files
         tensors = self._own_tensors(snapshot)
         skipped = int(snapshot.trainer.get("skipped_in_a_row", 0))
+        self.failed = False
         self._pending = self._thread.submit(self._save, snapshot.step, skipped, texts, tensors)
 
     def wait(self) -> Path | None:
@@ -172,6 +168,7 @@ class Saver:
             written = self._on_all(lambda: _write_files(partial, texts, tensors))
             self._on_all(lambda: publish(written) if is_first else None)
         except Exception as error:
+            self.failed = True
             if is_first:
                 folders.attempt(folders.remove, partial)
             raise CheckpointError(_failure_message(self._folder, final, error)) from error

@@ -19,7 +19,7 @@ from sparsellm.ffn.types import FFNWeights
 
 
 class Fills:
-    """Returns memory at once, and fills all of it at the end of a ``with`` block.
+    """Returns memory at once, and fills all of it when `fill` is called.
 
     It casts many tensors by one call, zeroes many by another, then quantises. At the beginning of a
     step every layer needs its weights in bf16 and its gradients at zero: with one call per tensor
@@ -51,20 +51,16 @@ class Fills:
         self._zeros.append(zeros)
         return zeros
 
-    def __enter__(self) -> Fills:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            return
-        with torch.no_grad():
-            if self._casts:
-                targets, sources = zip(*self._casts, strict=True)
-                torch._foreach_copy_(targets, sources)
-            if self._zeros:
-                torch._foreach_zero_(self._zeros)
-            for source, target in self._quantised:
-                quantise_into(target, source)
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Fills what has been returned; called once."""
+        if self._casts:
+            targets, sources = zip(*self._casts, strict=True)
+            torch._foreach_copy_(targets, sources)
+        if self._zeros:
+            torch._foreach_zero_(self._zeros)
+        for source, target in self._quantised:
+            quantise_into(target, source)
 
 
 def kernel_weights(

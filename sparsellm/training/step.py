@@ -225,9 +225,10 @@ def _next_forward(run: Run, reader: MicroBatchReader, last: bool) -> LossSums:
 
 def begin_sharing(run: Run, accumulate: bool) -> None:
     """Prepares what the micro-batches of a step share; ``accumulate``: there are several."""
-    with Fills() as fills:
-        for part in run.sharing:
-            part.begin_step(run.compute_dtype, accumulate, fills)
+    fills = Fills()
+    for part in run.sharing:
+        part.begin_step(run.compute_dtype, accumulate, fills)
+    fills.fill()
 
 
 def end_sharing(run: Run) -> None:

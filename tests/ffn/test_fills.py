@@ -11,10 +11,11 @@ def test_casts_and_zeros_are_there_at_the_end():
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randn(shape, generator=generator) for shape in ((3, 5), (0, 4), (7,))]
     sources.append(sources[0].t())
-    with Fills() as fills:
-        casts = [fills.cast(source, torch.bfloat16) for source in sources]
-        zeros = [fills.zeros_like(source) for source in sources]
-        zeros.append(fills.zeros_like(casts[0], torch.float64))
+    fills = Fills()
+    casts = [fills.cast(source, torch.bfloat16) for source in sources]
+    zeros = [fills.zeros_like(source) for source in sources]
+    zeros.append(fills.zeros_like(casts[0], torch.float64))
+    fills.fill()
     for source, cast, zero in zip(sources, casts, zeros, strict=False):
         assert torch.equal(cast, source.bfloat16())
         assert cast.is_contiguous()
@@ -24,9 +25,10 @@ def test_casts_and_zeros_are_there_at_the_end():
 
 def test_what_needs_no_cast_is_the_same_memory_without_a_graph():
     weight = torch.nn.Parameter(torch.randn(4, 4))
-    with Fills() as fills:
-        same = fills.cast(weight, torch.float32)
-        other = fills.cast(weight.t(), torch.float32)
+    fills = Fills()
+    same = fills.cast(weight, torch.float32)
+    other = fills.cast(weight.t(), torch.float32)
+    fills.fill()
     assert same.data_ptr() == weight.data_ptr()
     assert not same.requires_grad
     assert other.is_contiguous()

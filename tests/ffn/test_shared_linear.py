@@ -27,8 +27,9 @@ def _step(linear, compute, dtype, *, shares=True):
     torch.manual_seed(1)
     found = []
     if shares:
-        with Fills() as fills:
-            linear.begin_step(dtype, accumulate=True, fills=fills)
+        fills = Fills()
+        linear.begin_step(dtype, accumulate=True, fills=fills)
+        fills.fill()
     for index in range(ROUNDS):
         if index == ROUNDS - 1:
             linear.end_accumulation()
@@ -106,19 +107,22 @@ def test_what_shares():
     frozen.requires_grad_(False)
     half.bfloat16()
     for linear in (frozen, half):
-        with Fills() as fills:
-            linear.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+        fills = Fills()
+        linear.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+        fills.fill()
         assert linear.ready is linear.sum_NK is None
         x = torch.randn(2, K, dtype=linear.weight.dtype)
         assert torch.equal(linear(x), nn.functional.linear(x, linear.weight))
-    with Fills() as fills:  # a step of one micro-batch
-        alone.begin_step(torch.bfloat16, accumulate=False, fills=fills)
+    fills = Fills()  # a step of one micro-batch
+    alone.begin_step(torch.bfloat16, accumulate=False, fills=fills)
+    fills.fill()
     assert alone.sum_NK is None
     assert torch.equal(alone.ready[0], alone.weight.bfloat16())
     sparse = SparseFFN(K, N, gated=True, kernels="sparse")
     share_weights(sparse)
-    with Fills() as fills:  # its kernels share in their own way
-        sparse.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+    fills = Fills()  # its kernels share in their own way
+    sparse.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+    fills.fill()
     assert all(linear.ready is None for linear in shared_linears(sparse))
 
 

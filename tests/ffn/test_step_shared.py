@@ -51,8 +51,9 @@ def _step(ffn, compute, *, shares):
     """The gradients of x, and of the weights after a step of several micro-batches."""
     of_x = []
     if shares:
-        with Fills() as fills:
-            ffn.begin_step(torch.float32, accumulate=True, fills=fills)
+        fills = Fills()
+        ffn.begin_step(torch.float32, accumulate=True, fills=fills)
+        fills.fill()
     for index, (x, dy) in enumerate(_batches()):
         if shares and index == ROUNDS - 1:
             assert len(_sums(ffn)) == len(list(ffn.parameters()))
@@ -105,8 +106,9 @@ def test_gradients_are_those_of_autograd(kernels, gated, views):
 def test_compiled_graphs_never_see_two_sums_in_one_storage(kernels):
     ffn = _ffn(True, kernels)
     _views_of_one_storage(ffn)
-    with Fills() as fills:
-        ffn.begin_step(torch.float32, accumulate=True, fills=fills)
+    fills = Fills()
+    ffn.begin_step(torch.float32, accumulate=True, fills=fills)
+    fills.fill()
     sums = _sums(ffn)
     assert all(t.untyped_storage().nbytes() == t.nbytes for t in sums)
     assert sums[1].data_ptr() == ffn.up_proj.weight.grad.data_ptr()
@@ -130,8 +132,9 @@ def test_ddp_may_lay_out_its_buckets_anew_within_a_step(kernels):
     ddp = DistributedDataParallel(_OneFFN(ffn), gradient_as_bucket_view=True, bucket_cap_mb=1)
     for _ in range(3):
         before = [p.grad.data_ptr() for p in ffn.parameters() if p.grad is not None]
-        with Fills() as fills:
-            ffn.begin_step(torch.float32, accumulate=True, fills=fills)
+        fills = Fills()
+        ffn.begin_step(torch.float32, accumulate=True, fills=fills)
+        fills.fill()
         for index, (x, dy) in enumerate(_batches()):
             last = index == ROUNDS - 1
             if last:
@@ -175,27 +178,31 @@ def test_compiled():
 
 def test_a_dense_layer_shares_only_where_asked_and_one_micro_batch_no_sums():
     ffn = SparseFFN(K, N, gated=True, kernels="dense")
-    with Fills() as fills:
-        ffn.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+    fills = Fills()
+    ffn.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+    fills.fill()
     assert ffn.step_shared is None
     assert not shared_linears(ffn)
     ffn.end_accumulation()
     ffn = _ffn(True)
-    with Fills() as fills:
-        ffn.begin_step(torch.bfloat16, accumulate=False, fills=fills)
+    fills = Fills()
+    ffn.begin_step(torch.bfloat16, accumulate=False, fills=fills)
+    fills.fill()
     assert ffn.step_shared.sums is None
     assert {w.dtype for w in ffn.step_shared.weights[:3]} == {torch.bfloat16}
     frozen = _ffn(True).requires_grad_(False)
-    with Fills() as fills:
-        frozen.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+    fills = Fills()
+    frozen.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+    fills.fill()
     assert frozen.step_shared.sums is None
 
 
 def test_weights_for_kernels_are_contiguous_and_w_down_is_transposed():
     gate_NK, up_NK, down_KN = torch.randn(N, K), torch.randn(K, N).t(), torch.randn(K, N)
     w = FFNWeights(gate_NK, up_NK, down_KN)
-    with Fills() as fills:
-        found = kernel_weights(w, torch.bfloat16, fills)
+    fills = Fills()
+    found = kernel_weights(w, torch.bfloat16, fills)
+    fills.fill()
     assert found.quantised is None
     ready = (found.gate_NK, found.up_NK, found.down_NK)
     assert all(t.is_contiguous() for t in ready)

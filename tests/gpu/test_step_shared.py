@@ -35,8 +35,9 @@ def _step(ffn, compute, *, shares):
     ids = torch.randint(0, 50, (1, TOKENS), generator=generator, device=DEVICE)
     order, found = token_order(ids, 64), []
     if shares:
-        with Fills() as fills:
-            ffn.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+        fills = Fills()
+        ffn.begin_step(torch.bfloat16, accumulate=True, fills=fills)
+        fills.fill()
     for index in range(ROUNDS):
         if shares and index == ROUNDS - 1:
             ffn.end_accumulation()

@@ -133,8 +133,10 @@ class FFNTensors(NamedTuple):
             return w._replace(gate_NK=gate_NK, up_NK=up_NK, down_KN=down_KN, down_NK=down_NK)
         dtype = self.x_MK.dtype
         if runs_kernels(self.x_MK):
-            with Fills() as fills:
-                return kernel_weights(w, dtype, fills)
+            fills = Fills()
+            w = kernel_weights(w, dtype, fills)
+            fills.fill()
+            return w
         gate_NK = None if w.gate_NK is None else w.gate_NK.to(dtype)
         return w._replace(gate_NK=gate_NK, up_NK=w.up_NK.to(dtype), down_KN=w.down_KN.to(dtype))
 

@@ -100,7 +100,8 @@ class TokenLoader:
         Raises:
             ValueError, OSError: a worker failed (the message names the shard) or was killed.
         """
-        self.start()
+        if self._sequences is None:
+            self.start()
         assert self._sequences is not None
         try:
             sequences = [next(self._sequences) for _ in range(self._micro_batch_size)]
@@ -241,6 +242,31 @@ class TokenLoader:
         for worker in self._workers:
             worker.close()
         self._workers, self._sequences = [], None
+
+
+class MicroBatchReader:
+    """Reads the micro-batches of a step; steps count from 1.
+
+    A rank that cannot read data continues with zeros and reports the error with the step's numbers.
+    Otherwise the other ranks would wait for it in a collective until it times out.
+    """
+
+    def __init__(self, loader: TokenLoader, shape: tuple[int, int], step: int) -> None:
+        self.step = step
+        self.error: Exception | None = None
+        self.texts_2C = np.zeros_like(loader.texts_2C)  # of its micro-batches, see `TokenLoader`
+        self._loader, self._shape = loader, shape
+
+    def next(self) -> Tensor:
+        """int64 (micro-batch, context_length + 1)."""
+        if self.error is None:
+            try:
+                tokens_BT1 = next(self._loader)
+                self.texts_2C += self._loader.texts_2C
+                return tokens_BT1
+            except (ValueError, OSError) as error:
+                self.error = error
+        return torch.zeros(self._shape, dtype=torch.int64)
 
 
 def _pinned(sequences: list[Tokens]) -> Tensor:

@@ -244,7 +244,7 @@ def _take_step(run: Run, stop: StopRequest) -> StepTotals:
         try:
             return train_step(run, stop, launch_next=next_may_launch(run.recipe, run.step + 1))
         except Exception as error:
-            run.next_step.discard()
+            run.queued = None
             if not (isinstance(error, torch.OutOfMemoryError) and rehearsal.may_shrink(run)):
                 _save_what_is_whole(run, error, before)
                 raise cause_of(error) from None

@@ -23,7 +23,7 @@ def warm_up(run: Run) -> None:
     and a resumed run equals an uninterrupted one to the last bit.
     """
     run.activity.begin("compiling", run.step)
-    several = run.rounds > 1
+    several = step.micro_batches(run) > 1
     for _ in each_path(run.ffns, step.ramp_at(run, 0)):
         # Where micro-batches share weights the last one has a graph of its own, since its gradients
         # go through autograd. Without sharing all have the same graph.
@@ -132,7 +132,7 @@ def say_size(run: Run, verb: str) -> None:
     run.accelerator.print(
         f"train.micro_batch_size: auto: step {run.step + 1} {verb} "
         f"{counted(run.micro_batch.size, 'sequence')} × "
-        f"{counted(run.rounds, 'micro-batch', 'micro-batches')}"
+        f"{counted(step.micro_batches(run), 'micro-batch', 'micro-batches')}"
     )
 
 

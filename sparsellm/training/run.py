@@ -34,10 +34,10 @@ from sparsellm.runs.telemetry.metrics_log import MetricsLog
 from sparsellm.runs.telemetry.records import Parent, Record
 from sparsellm.sparsity.neurons import SparsityStats
 from sparsellm.sparsity.target import TargetController
-from sparsellm.training.counting.counters import CounterLayout, SkippedSteps
+from sparsellm.training.counting.counters import CounterLayout, SkippedSteps, StepReading
 from sparsellm.training.counting.kernel_policy import described_costs, set_up_kernels
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
-from sparsellm.training.next_step import NextStep
+from sparsellm.training.next_step import QueuedStep
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimization.optimizer import build_optimizer
 from sparsellm.training.optimization.schedule import decay_start
@@ -66,7 +66,8 @@ class Run:
     activity: RankActivity = field(default_factory=RankActivity)
     between_steps: bool = True  # weights, optimizer and statistics are those after `step`
     skips: SkippedSteps = field(default_factory=SkippedSteps)
-    next_step: NextStep = field(default_factory=NextStep)
+    queued: QueuedStep | None = None  # the next step, see next_step.py
+    readings: list[StepReading] = field(default_factory=list)  # since kernels were last chosen
     compiled_before: float = field(default_factory=compile_seconds)  # by this process
     origin: Parent | None = None  # of the weights of step 0
     parent: Parent | None = None  # checkpoint of another run that this run goes on from
@@ -94,18 +95,7 @@ class Run:
     @property
     def data_position(self) -> Bookmark:
         """The position in the data after the last step."""
-        return self.next_step.position or self.loader.position
-
-    @property
-    def rounds(self) -> int:
-        """Micro-batches that a rank computes in a step."""
-        per_round = self.micro_batch_tokens * self.accelerator.num_processes
-        return self.recipe.train.global_batch_tokens // per_round
-
-    @property
-    def micro_batch_tokens(self) -> int:
-        """Tokens that a rank computes at once."""
-        return self.micro_batch.size * self.recipe.model.context_length
+        return self.queued.position if self.queued else self.loader.position
 
     @cached_property
     def ffns(self) -> list[SparseFFN]:
@@ -299,7 +289,7 @@ def resize(run: Run, sequences: int) -> None:
 
 def close_run(run: Run) -> None:
     """Ends the data workers, the save in progress and the process group."""
-    run.next_step.discard()
+    run.queued = None
     run.loader.close()
     run.saver.close()
     # The wrapper is deleted before the process group: if DDP's reducer were the group's last owner,

@@ -1,7 +1,7 @@
 """One optimizer step, to be read from top to bottom: `train_step`.
 
-Shapes: B sequences of T tokens in a micro-batch, L layers. A step is ``run.rounds`` micro-batches
-on each rank; their gradients add up to the gradient of the whole global batch.
+Shapes: B sequences of T tokens in a micro-batch, L layers. A step is `micro_batches` on each rank;
+their gradients add up to the gradient of the whole global batch.
 
 The host waits for the device once per step, for the step's numbers (counters.py). The weights'
 update is queued before that, and the device refuses it if the numbers say so. The first forward
@@ -9,7 +9,6 @@ pass of the next step is queued before it too (next_step.py), so that the GPU ha
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from sparsellm.data.loader import MicroBatchReader
 from sparsellm.ffn.step_shared import Fills
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import Ramp
 from sparsellm.processes.distributed import FailedTogether
 from sparsellm.processes.signals import StopRequest
 from sparsellm.training.counting.counters import Counters, StepReading
-from sparsellm.training.next_step import MicroBatchReader, StartedStep
+from sparsellm.training.next_step import QueuedStep, StartedStep
 from sparsellm.training.nonfinite import Skip, reason_to_skip
 from sparsellm.training.objective import LossSums, total_loss
 from sparsellm.training.optimization.optimizer import reinit_dead_neurons
@@ -58,7 +58,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
     """
     recipe, number = run.recipe, run.step + 1
     l1_L = l1_by_layer(run)
-    step = run.next_step.take() or start_step(run, number)
+    step = _take_queued(run) or start_step(run, number)
     counters = step.counters
 
     norm = _gradients(run, step, l1_L)
@@ -74,7 +74,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
     counters.send(run.stats.dead_LN() if is_logged(recipe, number) else None)
     lr = _update(run, refused)
     if launch_next:
-        run.next_step.launch(run.loader.position, partial(start_step, run, number + 1))
+        _queue(run, number + 1)
         run.activity.begin("summing over ranks", run.step)
 
     reading = counters.read()
@@ -110,19 +110,45 @@ def l1_by_layer(run: Run) -> list[float]:
     return [l1_coefficient(recipe.sparsity, run.step)] * recipe.model.num_hidden_layers
 
 
+def _queue(run: Run, number: int) -> None:
+    """Starts the next step. An error waits until it is taken: the step before it is complete."""
+    run.queued = QueuedStep(run.loader.position)
+    try:
+        run.queued.step = start_step(run, number)
+    except Exception as error:
+        run.queued.error = error
+
+
+def _take_queued(run: Run) -> StartedStep | None:
+    """The step that was queued, if any; raises the error that kept it from starting."""
+    queued, run.queued = run.queued, None
+    if queued is not None and queued.error is not None:
+        raise queued.error
+    return queued.step if queued is not None else None
+
+
 def start_step(run: Run, number: int) -> StartedStep:
     """Queues the first forward pass of a step; 1 is the first step."""
-    choose_kernels(run.ffns, run.next_step.readings)
+    choose_kernels(run.ffns, run.readings)
     if run.recipe.ffn.ramp_steps:
         ramp = ramp_at(run, number - 1)
         for ffn in run.ffns:
             ffn.use_ramp(ramp)
     shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
     reader = MicroBatchReader(run.loader, shape, number)
-    num_micro_batches = run.rounds * run.accelerator.num_processes
-    counters = Counters(run.layout, run.ffns, run.micro_batch_tokens, num_micro_batches)
-    begin_sharing(run, accumulate=run.rounds > 1)
-    return StartedStep(reader, counters, _next_forward(run, reader, last=run.rounds == 1))
+    count = micro_batches(run)
+    of_all_ranks = count * run.accelerator.num_processes
+    num_tokens = run.recipe.train.global_batch_tokens // of_all_ranks
+    counters = Counters(run.layout, run.ffns, num_tokens, of_all_ranks)
+    begin_sharing(run, accumulate=count > 1)
+    first_sums = _next_forward(run, reader, last=count == 1)
+    return StartedStep(reader, count, counters, first_sums)
+
+
+def micro_batches(run: Run) -> int:
+    """The number of micro-batches that a rank computes in a step."""
+    tokens_at_once = run.micro_batch.size * run.recipe.model.context_length
+    return run.recipe.train.global_batch_tokens // (tokens_at_once * run.accelerator.num_processes)
 
 
 def ramp_at(run: Run, step: int) -> Ramp | None:
@@ -143,9 +169,9 @@ def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
     if len(set(l1_L)) > 1:
         l1_weight = torch.tensor(l1_L).to(run.accelerator.device, non_blocking=True)
     sums = step.first_sums
-    for micro_batch in range(1, run.rounds + 1):
-        if micro_batch > 1:
-            sums = _next_forward(run, step.reader, last=micro_batch == run.rounds)
+    for number in range(1, step.num_micro_batches + 1):
+        if number > 1:
+            sums = _next_forward(run, step.reader, last=number == step.num_micro_batches)
         backward(run, sums, l1_weight)
         step.counters.add(sums)
     end_sharing(run)
@@ -183,9 +209,9 @@ def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 def _adapt(run: Run, reading: StepReading) -> None:
     """After a step that was taken: moves λ, and decides on kernels and dead neurons."""
     run.skips.take(reading.loss, reading.gradient_norm)
-    run.next_step.readings.append(reading)
-    if run.next_step.position is None:
-        choose_kernels(run.ffns, run.next_step.readings)
+    run.readings.append(reading)
+    if run.queued is None:
+        choose_kernels(run.ffns, run.readings)
     if run.target:
         run.target.observe(run.step - 1, reading.nnz_L)
     run.activity.begin("between steps", run.step)

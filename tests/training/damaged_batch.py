@@ -14,18 +14,19 @@ from collections.abc import Callable
 import torch
 
 from sparsellm.cli import main
-from sparsellm.training import loop, next_step, step as step_module
+from sparsellm.data.loader import MicroBatchReader
+from sparsellm.training import loop, step as step_module
 
 
 def damage(is_damaged: Callable[[int], bool]) -> None:
     """Has the loop read the batches of some steps as damaged."""
-    real = next_step.MicroBatchReader.next
+    real = MicroBatchReader.next
 
-    def next_batch(reader: next_step.MicroBatchReader) -> torch.Tensor:
+    def next_batch(reader: MicroBatchReader) -> torch.Tensor:
         tokens_BT1 = real(reader)
         return torch.full_like(tokens_BT1, 255) if is_damaged(reader.step) else tokens_BT1
 
-    next_step.MicroBatchReader.next = next_batch
+    MicroBatchReader.next = next_batch
 
 
 def spoil(is_spoilt: Callable[[int], bool]) -> None:

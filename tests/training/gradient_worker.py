@@ -29,6 +29,7 @@ from sparsellm.training.step import (
     begin_sharing,
     end_sharing,
     forward,
+    micro_batches,
     train_step,
 )
 
@@ -68,9 +69,10 @@ def accumulated_gradients(recipe, each_round=lambda run: None):
     run.loader.close()
     run.loader = FixedBatch(run)
     try:
-        begin_sharing(run, accumulate=run.rounds > 1)
-        for number in range(1, run.rounds + 1):
-            begin_micro_batch(run, last=number == run.rounds)
+        count = micro_batches(run)
+        begin_sharing(run, accumulate=count > 1)
+        for number in range(1, count + 1):
+            begin_micro_batch(run, last=number == count)
             each_round(run)
             micro_batch(run, next(run.loader).to(run.accelerator.device), l1_weight=0.5)
         end_sharing(run)

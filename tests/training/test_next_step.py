@@ -8,13 +8,13 @@ import torch.distributed as dist
 from conftest import set_arguments
 from torch.nn.parallel import DistributedDataParallel
 
+from sparsellm.data.loader import MicroBatchReader
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.training.next_step import MicroBatchReader
 from sparsellm.training.optimization.schedule import next_may_launch
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.step import train_step
+from sparsellm.training.step import micro_batches, train_step
 
 STEPS = 5
 
@@ -95,7 +95,7 @@ def test_ddp_sums_gradients_at_the_last_micro_batch_also_after_a_discarded_step(
     run = build_run(tiny("train.steps=20", "train.micro_batch_size=2", "runtime.compile=false"))
     synced = []
     try:
-        assert run.rounds == 4
+        assert micro_batches(run) == 4
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         run.objective = DistributedDataParallel(run.objective)
         run.objective.register_forward_pre_hook(
@@ -104,14 +104,14 @@ def test_ddp_sums_gradients_at_the_last_micro_batch_also_after_a_discarded_step(
         before = run.data_position
         train_step(run, StopRequest(), launch_next=True)
         assert synced == [False, False, False, True, False]
-        launched = run.next_step.take()  # whose first forward pass holds its graph
+        queued, run.queued = run.queued, None  # whose first forward pass holds its graph
         run.loader.go_back(before)
         synced.clear()
         train_step(run, StopRequest())
     finally:
         close_run(run)
     assert synced == [False, False, False, True]
-    assert launched is not None
+    assert queued.step is not None
 
 
 def test_an_error_in_it_leaves_the_step_before_whole(tiny_overrides, cli_here, monkeypatch):

@@ -73,7 +73,11 @@ def _measure_costs(call: Measured) -> Costs:
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MAX_COPIES)
     ffns = [_random_weights(call, matrix) for _ in range(copies)]
-    ffns = [w._replace(down_NK=w.down_KN.t().contiguous()) for w in ffns]
+    down_NKs = [transposed(w.down_KN, element) for w in ffns]
+    ffns = [
+        w._replace(down_KN=down_NK.t(), down_NK=down_NK)
+        for w, down_NK in zip(ffns, down_NKs, strict=True)
+    ]
 
     def sparse_at(union: int) -> float:
         sparse = partial(inference.sparse, x_MK, format=format)

@@ -16,14 +16,14 @@ from sparsellm.ffn.types import ELEMENTS, MAX_NEURONS, MAX_TOKENS, FFNWeights
 
 
 def _sparse_ffn(x_MK: Tensor, *arguments: Any) -> Tensor:
-    *matrices, quantised_NK, quantised_scale_N, down_NK, dispatch, token_M = arguments
-    quantised = quantised_from(quantised_NK, quantised_scale_N)
-    w = FFNWeights(*matrices)._replace(quantised=quantised, down_NK=down_NK)
+    gate_NK, up_NK, down_NK, *others, quantised_NK, scale_N, dispatch, token_M = arguments
+    quantised = quantised_from(quantised_NK, scale_N)
+    w = FFNWeights(gate_NK, up_NK, down_NK.t(), *others)
+    w = w._replace(quantised=quantised, down_NK=down_NK)
     if x_MK.is_cuda:
         return _on_cuda(x_MK, w, dispatch, token_M)
     _check(x_MK, w, x_MK.dtype, token_M)
-    # W_d from the copy that the kernels read.
-    return fatrelu_ffn(x_MK, w._replace(down_KN=down_NK.t()))
+    return fatrelu_ffn(x_MK, w)
 
 
 def _on_cuda(x_MK: Tensor, w: FFNWeights, dispatch: int, token_M: Tensor | None) -> Tensor:
@@ -59,10 +59,9 @@ def _run(x_MK: Tensor, w: FFNWeights, dispatch: int, token_M: Tensor | None) -> 
 
 define(
     "sparse_ffn",
-    "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor? b_gate_N, "
+    "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_NK, Tensor? b_gate_N, "
     "Tensor? b_up_N, Tensor? b_down_K, float threshold, bool relu_up, str activation, "
-    "Tensor? quantised_NK, Tensor? quantised_scale_N, Tensor down_NK, int dispatch, "
-    "Tensor? token_M) -> Tensor",
+    "Tensor? quantised_NK, Tensor? quantised_scale_N, int dispatch, Tensor? token_M) -> Tensor",
     _sparse_ffn,
     lambda x_MK, *_: torch.empty_like(x_MK),
 )
@@ -76,7 +75,7 @@ def sparse_ffn(
     Args:
         x_MK: bf16 or fp16 and contiguous, like all tensors here; on a GPU of compute capability 8.0
             or newer.
-        w: the FFN, with W_d transposed too; W_d itself is read if dispatch chooses dense.
+        w: the FFN. Of W_d only the transpose is read.
         dispatch: `Dispatch.handle`; 0 always uses the sparse kernels.
         token_M: the order in which the sparse kernels process the tokens, (M,) int32, see
             `TokenOrder`; None is the order of x. It changes only the time and the order of sums.
@@ -87,11 +86,13 @@ def sparse_ffn(
     Raises:
         ValueError: shapes, types, devices or layouts that do not fit, by name.
     """
+    if w.down_NK is None:
+        raise ValueError("sparse_ffn: W_d transposed is missing")
     # Only compilers need the operator; in eager mode its dispatch costs as much as a decoding step.
     if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
         return _on_cuda(x_MK, w, dispatch, token_M)
     y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(
-        x_MK, *w[:9], *(w.quantised or (None, None)), w.down_NK, dispatch, token_M
+        x_MK, *w[:2], w.down_NK, *w[3:9], *(w.quantised or (None, None)), dispatch, token_M
     )
     return y_MK
 
@@ -109,8 +110,6 @@ def beyond_limits(k: int, n: int) -> str | None:
 def _check(x_MK: Tensor, w: FFNWeights, dtype: torch.dtype, token_M: Tensor | None) -> None:
     sizes = check_tensors(x_MK, w, dtype, token_M, as_kernels_read=True)
     check_limits(*sizes, remedy="use the dense FFN")
-    if w.down_NK is None:
-        raise ValueError("sparse_ffn: W_d transposed is missing")
     if w.relu_up and w.gate_NK is None:
         raise ValueError("sparse_ffn: relu_up requires an FFN with a gate")
     if not w.threshold >= 0:
@@ -135,7 +134,8 @@ def check_tensors(
 ) -> tuple[int, int, int]:
     """M, K and N of an FFN whose matrices and biases are of type ``dtype``.
 
-    ``as_kernels_read``: x must be of this type too, and all tensors contiguous.
+    ``as_kernels_read``: x must be of this type too, and all tensors contiguous; of W_d its
+    transpose is read.
 
     Raises:
         ValueError: a tensor has another shape, type, device or layout, by name.
@@ -147,8 +147,8 @@ def check_tensors(
         ("x", x_MK if as_kernels_read else None, (m, k), dtype),
         ("W_g", w.gate_NK, (n, k), dtype),
         ("W_u", w.up_NK, (n, k), dtype),
-        ("W_d", w.down_KN, (k, n), dtype),
         ("W_d transposed", w.down_NK, (n, k), dtype),
+        ("W_d", w.down_KN, (k, n), dtype),
         ("b_g", w.b_gate_N, (n,), dtype),
         ("b_u", w.b_up_N, (n,), dtype),
         ("b_d", w.b_down_K, (k,), dtype),
@@ -163,6 +163,7 @@ def check_tensors(
                 f"sparse_ffn: {name} is {tensor.dtype} on {tensor.device}, "
                 f"not {expected} on {device}"
             )
-        if (as_kernels_read or tensor is token_M) and not tensor.is_contiguous():
+        read = as_kernels_read and tensor is not w.down_KN
+        if (read or tensor is token_M) and not tensor.is_contiguous():
             raise ValueError(f"sparse_ffn: {name} is not contiguous; call .contiguous() on it")
     return m, k, n

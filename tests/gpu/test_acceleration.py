@@ -87,16 +87,14 @@ def test_under_torch_compile_whole_and_static():
             assert _error(found, eager) < 2e-2
 
 
-def test_the_saved_model_is_plain_and_memory_holds_one_copy_of_w_down(tmp_path):
+def test_the_saved_model_is_plain_and_memory_holds_no_copy_of_w_down(tmp_path):
     model = _on_gpu(*FAMILIES[0])
     keys = list(model.state_dict())
     sparsellm.accelerate(model)  # compares outputs: cuBLAS reserves its workspace
     sparsellm.restore(model)
     before = torch.cuda.memory_allocated()
     sparsellm.accelerate(model)
-    ffns = [layer.mlp for layer in model.model.layers]
-    copied = sum(mlp.down_proj.weight.numel() * 2 for mlp in ffns)
-    assert torch.cuda.memory_allocated() - before <= copied + 512 * len(ffns)
+    assert torch.cuda.memory_allocated() <= before
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert list(again.state_dict()) == keys

@@ -90,9 +90,10 @@ def accelerate(
 
     This is for inference: an FFN's own forward runs where a gradient is needed and while the module
     trains. It also runs once anything but the weights' values has changed, such as a module, an
-    activation's threshold or a hook. Parameters and state dict stay as they are; a transposed copy
-    of W_d is kept, which follows the weight: call it again only after a change through ``.data``,
-    of weights that were made in inference mode (they count no changes), or to a compiled model.
+    activation's threshold or a hook. Parameters, state dict and values stay as they are. W_d alone
+    gets other strides: its memory becomes that of its transpose, which the kernels read, and
+    `restore` gives it back. safetensors' ``save_file`` takes such a tensor after ``.contiguous()``;
+    ``save_pretrained`` and ``save_model`` do that themselves.
 
     Args:
         model: from transformers, such as Llama, Qwen3, Arcee, OPT or T5; in bf16 or fp16, on a GPU.
@@ -112,7 +113,9 @@ def accelerate(
             one that returns the logits. Results then differ from the dense model's by FP8 rounding,
             a few percent of the output of an FFN or a layer. In calls of up to 64 tokens only the
             FFN's weights are e4m3. It requires an Ada, Hopper or newer GPU, and keeps these weights
-            in 8 bits too.
+            in 8 bits too. These copies follow the weights: call it again only after a change
+            through ``.data``, of weights that were made in inference mode (they count no changes),
+            or to a compiled model.
 
     Returns:
         What was accelerated, and what looks like an FFN but was not, with the reasons.

@@ -48,9 +48,10 @@ class Derived:
         return bool(self._seen)
 
     def remove(self, module: nn.Module) -> None:
-        """Takes the buffers from the module."""
+        """Takes the buffers from the module, if it has them."""
         for name in self._names:
-            delattr(module, name)
+            if name in module._buffers:
+                delattr(module, name)
 
 
 def _seen(weights: tuple[Tensor, ...]) -> list[tuple[Tensor, int | None]]:

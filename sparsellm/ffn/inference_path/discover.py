@@ -80,13 +80,13 @@ class Projections(NamedTuple):
         for linear in self.present:
             yield from (tensor for tensor in linear._parameters.values() if tensor is not None)
 
-    def weights(self, formula: Formula, down_NK: Tensor | None = None) -> FFNWeights:
+    def weights(self, formula: Formula) -> FFNWeights:
         """The weights and biases as they are now, for a formula."""
         gate_NK, b_gate_N = (None, None) if self.gate is None else _parameters(self.gate)
         up_NK, b_up_N = _parameters(self.up)
         down_KN, b_down_K = _parameters(self.down)
         biases = (b_gate_N, b_up_N, b_down_K)
-        return FFNWeights(gate_NK, up_NK, down_KN, *biases, *formula, down_NK=down_NK)
+        return FFNWeights(gate_NK, up_NK, down_KN, *biases, *formula)
 
 
 def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -283,7 +283,7 @@ def check_weights_of(ffn: Projections) -> None:
         )
     elif first.is_cuda and (too_old := unsupported(first.device)):
         reason = too_old
-    elif not all(tensor.is_contiguous() for tensor in tensors):
+    elif not all(tensor.is_contiguous() for tensor in tensors if tensor is not ffn.down.weight):
         reason = "its weights are not contiguous"
     if reason is not None:
         raise Unsupported(reason)

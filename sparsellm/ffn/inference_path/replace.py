@@ -17,11 +17,12 @@ from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.inference_path.derived import Derived, quantised_buffers, quantised_of
 from sparsellm.ffn.inference_path.discover import ForeignFFN, Formula
+from sparsellm.ffn.inference_path.memory_layout import restore_layout, transposed_in_place
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import FFNWeights
 
-DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"
+INSTALLED = "sparsellm_installed"
 # Up to these sizes host time dominates a dense FFN: an H200 reads 256 MiB in 65 µs, which is as
 # long as queueing the operator takes.
 FEW_TOKENS, LARGE_BYTES = 64, 2**28
@@ -29,7 +30,7 @@ FEW_TOKENS, LARGE_BYTES = 64, 2**28
 
 @dataclass
 class _Serving:
-    """An FFN that the kernels compute; the calling module has the transposed W_d as a buffer."""
+    """An FFN that the kernels compute."""
 
     foreign: ForeignFFN
     formula: Formula
@@ -38,9 +39,8 @@ class _Serving:
     dtype: torch.dtype  # of the weights; tokens of another type are not served
     large: bool  # a GPU takes longer to read the weights than a host to queue the operator
     parameters: dict[str, Any]  # of the replaced forward, with their defaults
-    fp8: bool
     previous: Callable[..., Any] | None  # a forward that was set on the FFN's instance
-    derived: Derived  # what the kernels read that is computed from the weights
+    derived: Derived | None  # in FP8: the quantised matrix, as buffers of the calling module
 
 
 def replace_forward(
@@ -52,7 +52,8 @@ def replace_forward(
     down computes the whole FFN. An input that is N wide was computed by up itself, as in training;
     so K must not be N.
 
-    The module that computes it is given a transposed W_d too, and in FP8 the quantised matrix.
+    The memory of W_d becomes that of its transpose. In FP8 the module that computes the FFN is
+    given the quantised matrix, too.
     """
     up, down, w = foreign.ffn.up, foreign.ffn.down, foreign.ffn.weights(formula)
     server = down if foreign.is_layer else foreign.owner
@@ -65,9 +66,8 @@ def replace_forward(
         dtype=w.down_KN.dtype,
         large=sum(tensor.nbytes for tensor in foreign.ffn.tensors()) > LARGE_BYTES,
         parameters={p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD},
-        fp8=fp8,
         previous=vars(server).get("forward"),
-        derived=Derived(server, _derive, *_read(w, fp8=fp8)),
+        derived=Derived(server, quantised_buffers, w.first[0]) if fp8 else None,
     )
     if foreign.is_layer:
         _install(up, _up_forward, serving)
@@ -75,17 +75,8 @@ def replace_forward(
         _install(down, _down_forward, serving)
     else:
         _install(server, _ffn_forward, serving)
+    transposed_in_place(w.down_KN)
     foreign.remember()
-
-
-def _read(w: FFNWeights, *, fp8: bool) -> tuple[Tensor, ...]:
-    """The weights that `_derive` computes from."""
-    return (w.down_KN, w.first[0]) if fp8 else (w.down_KN,)
-
-
-def _derive(down_KN: Tensor, first_NK: Tensor | None = None) -> dict[str, Tensor]:
-    buffers = {DOWN_NK: down_KN.detach().t().contiguous()}
-    return buffers if first_NK is None else buffers | quantised_buffers(first_NK)
 
 
 def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) -> None:
@@ -108,7 +99,8 @@ def put_back(module: nn.Module) -> None:
     if serving is None:
         return
     serving.prefill.unwatch()
-    if DOWN_NK in module._buffers:
+    restore_layout(serving.foreign.ffn.down.weight)
+    if serving.derived is not None:
         serving.derived.remove(module)
     del attributes["forward"]
     if serving.previous is not None:
@@ -172,11 +164,12 @@ def _is_for_kernels(x: Tensor, serving: _Serving) -> bool:
 
 
 def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
-    w = serving.foreign.ffn.weights(serving.formula, module._buffers[DOWN_NK])
+    w = serving.foreign.ffn.weights(serving.formula)
     if _few_stay_dense(x, serving):
         return _few_dense(x, w)
-    serving.derived.update(module, *_read(w, fp8=serving.fp8))
-    if serving.fp8:
+    w = w._replace(down_NK=transposed_in_place(w.down_KN))
+    if serving.derived is not None:
+        serving.derived.update(module, w.first[0])
         w = w._replace(quantised=quantised_of(module))
     x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
     y_MK = sparse_ffn(x_MK, w, serving.dispatch.handle, serving.prefill.token_M(x_MK))

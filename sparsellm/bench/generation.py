@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.bench.compare import gpu
@@ -53,10 +53,9 @@ def _of_recipe(
     nnz = fit_gates(stock, options.nnz, _ids(recipe, 4, 256, device))
     ours = _same_weights(stock)
     for precision in options.precision:
-        before = _allocated(device)
         accelerate_whole(ours, kernels="auto", token_order="auto", precision=precision)
         use_fast_generation(ours)
-        extra = _allocated(device) - before
+        unshared = _unshared(ours, stock, device), _unshared(stock, ours, device)
         for prompt in options.prompt:
             for batch in options.batch:
                 ids = _ids(recipe, batch, prompt, device)
@@ -82,7 +81,7 @@ def _of_recipe(
                 }
                 timings = _timed(sides, batch, options, device)
                 yield [
-                    *_records(case, timings, extra),
+                    *_records(case, timings, unshared),
                     Measurement("generation", case, "difference", difference, "relative to dense"),
                 ]
         restore(ours)
@@ -201,8 +200,18 @@ def _seconds(generate: Callable[..., Any], num_tokens: int, device: torch.device
     return time.perf_counter() - began
 
 
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+def _unshared(model: nn.Module, other: nn.Module, device: torch.device) -> int:
+    """Bytes on a device that hold parameters and buffers of a model, and none of the other one."""
+    held = _storages(other, device).keys()
+    sizes = _storages(model, device).items()
+    return sum(size for address, size in sizes if address not in held)
+
+
+def _storages(model: nn.Module, device: torch.device) -> dict[int, int]:
+    """Bytes by address."""
+    tensors = [*model.parameters(), *model.buffers()]
+    storages = [t.untyped_storage() for t in tensors if t.device == device]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 def _peak(device: torch.device) -> int:
@@ -210,10 +219,13 @@ def _peak(device: torch.device) -> int:
 
 
 def _records(
-    case: dict[str, Any], timings: dict[str, dict[str, Any]], extra: int
+    case: dict[str, Any], timings: dict[str, dict[str, Any]], unshared: tuple[int, int]
 ) -> list[Measurement]:
-    """Ratios are better above 1. ``extra``: bytes that ours keeps and stock does not."""
-    records = []
+    """Ratios are better above 1. ``unshared``: bytes of ours alone, and of stock alone.
+
+    Both models are there while either is measured; its peak is without the other one's bytes.
+    """
+    records, (of_ours, of_stock) = [], unshared
     for baseline in ("static", "eager"):
         ours, base = timings["ours"], timings[baseline]
         keys = case | {"baseline": baseline}
@@ -229,7 +241,7 @@ def _records(
         base_first, _ = spread(base["first"])
         values = (first, "ms", base_first, base_first / first)
         records.append(Measurement("generation", keys, "first_token_ms", *values))
-        peak, base_peak = ours["peak"] / 2**20, (base["peak"] - extra) / 2**20
+        peak, base_peak = (ours["peak"] - of_stock) / 2**20, (base["peak"] - of_ours) / 2**20
         ratio = base_peak / peak if peak else None
         records.append(Measurement("generation", keys, "peak_MiB", peak, "MiB", base_peak, ratio))
     return records

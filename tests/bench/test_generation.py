@@ -7,6 +7,7 @@ import torch
 
 from sparsellm.bench import generation
 from sparsellm.cli import make_parser
+from sparsellm.ffn.inference_path.accelerate import accelerate, restore
 from sparsellm.recipe import load_recipe
 
 WORDS = ["--recipe", "debug", "--nnz", "20", "--batch", "2", "--prompt", "32", "--precision", "own"]
@@ -49,6 +50,30 @@ def test_wrong_logits_are_not_timed(monkeypatch):
     monkeypatch.setattr(generation, "_same_weights", spoilt)
     with pytest.raises(ValueError, match=r"the logits differ from dense by .*%; wrong results"):
         list(generation.measure(options(), CPU))
+
+
+def test_memory_is_counted_as_if_each_side_were_alone():
+    timings = {
+        name: {"rates": [1.0], "first": [1.0], "peak": 100.0 * 2**20}
+        for name in ("ours", "static", "eager")
+    }
+    records = generation._records({}, timings, (30 * 2**20, 10 * 2**20))
+    peaks = [record for record in records if record.metric == "peak_MiB"]
+    assert [(peak.value, peak.baseline) for peak in peaks] == [(90, 70), (90, 70)]
+
+
+@torch.no_grad()
+def test_the_sides_share_all_weights_but_w_down():
+    recipe = load_recipe("debug")
+    stock = generation._stock_model(recipe, CPU)
+    ours = generation._same_weights(stock)
+    before = generation._unshared(ours, stock, CPU)
+    accelerate(ours)
+    shape = recipe.model
+    down = shape.num_hidden_layers * shape.hidden_size * shape.intermediate_size
+    assert generation._unshared(ours, stock, CPU) - before == 2 * down
+    assert generation._unshared(stock, ours, CPU) - before == 2 * down
+    restore(ours)
 
 
 def test_gates_fire_as_asked():

@@ -116,9 +116,9 @@ def check_decoding_and_training(model, tokens):
         each(tokens, labels=tokens).loss.backward()
         optimizer.step()
         each.eval()
-    for found_weight, weight in zip(model.parameters(), plain.parameters(), strict=True):
+    for trained, expected_weight in zip(model.parameters(), plain.parameters(), strict=True):
         # W_d has other strides, so sums may be in another order.
-        torch.testing.assert_close(found_weight, weight, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(trained, expected_weight, rtol=2e-2, atol=2e-2)
     with torch.inference_mode():  # with the new weights
         torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, rtol=2e-2, atol=2e-2)
         assert not torch.allclose(plain(tokens).logits, expected, rtol=2e-2, atol=2e-2)

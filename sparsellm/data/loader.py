@@ -12,11 +12,12 @@ import itertools
 import math
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparsellm.data.lanes import (
@@ -244,29 +245,30 @@ class TokenLoader:
         self._workers, self._sequences = [], None
 
 
+@dataclass
 class MicroBatchReader:
-    """Reads the micro-batches of a step; steps count from 1.
+    """Reads the micro-batches of a step.
 
     A rank that cannot read data continues with zeros and reports the error with the step's numbers.
     Otherwise the other ranks would wait for it in a collective until it times out.
     """
 
-    def __init__(self, loader: TokenLoader, shape: tuple[int, int], step: int) -> None:
-        self.step = step
-        self.error: Exception | None = None
-        self.texts_2C = np.zeros_like(loader.texts_2C)  # of its micro-batches, see `TokenLoader`
-        self._loader, self._shape = loader, shape
+    loader: TokenLoader
+    shape: tuple[int, int]  # of a micro-batch: sequences, context_length + 1
+    step: int  # 1 is the first
+    texts_2C: NDArray[np.int64]  # sum over its micro-batches, see `TokenLoader`
+    error: Exception | None = None
 
     def next(self) -> Tensor:
-        """int64 (micro-batch, context_length + 1)."""
+        """A micro-batch, int64."""
         if self.error is None:
             try:
-                tokens_BT1 = next(self._loader)
-                self.texts_2C += self._loader.texts_2C
+                tokens_BT1 = next(self.loader)
+                self.texts_2C += self.loader.texts_2C
                 return tokens_BT1
             except (ValueError, OSError) as error:
                 self.error = error
-        return torch.zeros(self._shape, dtype=torch.int64)
+        return torch.zeros(self.shape, dtype=torch.int64)
 
 
 def _pinned(sequences: list[Tokens]) -> Tensor:

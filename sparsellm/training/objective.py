@@ -11,7 +11,6 @@ from transformers import PreTrainedModel as HFModel
 
 from sparsellm.device import check_liger
 from sparsellm.ffn.token_order import token_order
-from sparsellm.ffn.types import TokenOrder
 from sparsellm.recipe.sections import RuntimeConfig
 
 # PyTorch's and Liger's default `ignore_index`.
@@ -73,7 +72,9 @@ class Objective(nn.Module):
             # too.
             x_BTC = x_BTC.to(torch.get_autocast_dtype(x_BTC.device.type))
         rotary = self._rotary(x_BTC)
-        order = self._order(inputs_BT)
+        order = None  # of the tokens: one for all layers, forward and backward
+        if self._sorts_tokens and any(layer.mlp.wants_order for layer in backbone.layers):
+            order = token_order(inputs_BT, backbone.config.vocab_size)
         stats = []
         for layer in backbone.layers:
             if self.compiles_each_size:
@@ -117,13 +118,6 @@ class Objective(nn.Module):
             position_ids = torch.arange(x_BTC.shape[1], device=x_BTC.device)[None]
             self._rotary_by_kind[kind] = self.model.model.rotary_emb(x_BTC, position_ids)
         return self._rotary_by_kind[kind]
-
-    def _order(self, inputs_BT: Tensor) -> TokenOrder | None:
-        """One order for all layers, forward and backward; None if no FFN uses it."""
-        backbone = self.model.model
-        if self._sorts_tokens and any(layer.mlp.wants_order for layer in backbone.layers):
-            return token_order(inputs_BT, backbone.config.vocab_size)
-        return None
 
 
 def total_loss(

@@ -10,6 +10,7 @@ pass of the next step is queued before it too (next_step.py), so that the GPU ha
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -135,7 +136,7 @@ def start_step(run: Run, number: int) -> StartedStep:
         for ffn in run.ffns:
             ffn.use_ramp(ramp)
     shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
-    reader = MicroBatchReader(run.loader, shape, number)
+    reader = MicroBatchReader(run.loader, shape, number, np.zeros_like(run.loader.texts_2C))
     count = micro_batches(run)
     of_all_ranks = count * run.accelerator.num_processes
     num_tokens = run.recipe.train.global_batch_tokens // of_all_ranks

@@ -106,7 +106,7 @@ def measurements_due(recipe: Recipe, step: int) -> list[str]:
 
 def is_logged(recipe: Recipe, step: int) -> bool:
     """Whether ``step`` gets a record; the first and the last step always do."""
-    return is_due(step, recipe.logging.every_steps) or step in (1, recipe.train.steps)
+    return step % recipe.logging.every_steps == 0 or step in (1, recipe.train.steps)
 
 
 def next_may_launch(recipe: Recipe, step: int) -> bool:

@@ -11,6 +11,7 @@ from sparsellm.data.loader import Bookmark
 from sparsellm.processes.distributed import any_rank
 from sparsellm.training import micro_batch, step
 from sparsellm.training.counting.kernel_policy import each_path
+from sparsellm.training.objective import total_loss
 from sparsellm.training.run import Run, resize
 from sparsellm.words import counted
 
@@ -186,4 +187,7 @@ def _rehearse(run: Run) -> None:
     device = run.accelerator.device
     # Dropout in attention draws from the state of the steps, which a resumed run has restored.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        step.backward(run, step.forward(run, torch.zeros(shape, dtype=torch.int64)), 0.0)
+        sums = step.forward(run, torch.zeros(shape, dtype=torch.int64))
+        train, num_ranks = run.recipe.train, run.accelerator.num_processes
+        loss = total_loss(sums, 0.0, train.global_batch_tokens, num_ranks, train.distillation)
+        run.accelerator.backward(loss)

@@ -166,6 +166,7 @@ def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
 
     Returns their norm before clipping, (); the host does not wait for it.
     """
+    train, num_ranks = run.recipe.train, run.accelerator.num_processes
     l1_weight: float | Tensor = l1_L[0]
     if len(set(l1_L)) > 1:
         l1_weight = torch.tensor(l1_L).to(run.accelerator.device, non_blocking=True)
@@ -173,7 +174,8 @@ def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
     for number in range(1, step.num_micro_batches + 1):
         if number > 1:
             sums = _next_forward(run, step.reader, last=number == step.num_micro_batches)
-        backward(run, sums, l1_weight)
+        loss = total_loss(sums, l1_weight, train.global_batch_tokens, num_ranks, train.distillation)
+        run.accelerator.backward(loss)
         step.counters.add(sums)
     end_sharing(run)
     run.activity.begin("summing over ranks", run.step)
@@ -291,10 +293,3 @@ def forward(run: Run, tokens_BT1: Tensor) -> LossSums:
     with run.accelerator.autocast():
         sums: LossSums = run.objective(inputs_BT, targets_BT, teacher_BTV)
     return sums
-
-
-def backward(run: Run, sums: LossSums, l1_weight: float | Tensor) -> None:
-    """Backward of a micro-batch; ``l1_weight`` is λ, or (L,) that of each layer."""
-    train, ranks = run.recipe.train, run.accelerator.num_processes
-    loss = total_loss(sums, l1_weight, train.global_batch_tokens, ranks, train.distillation)
-    run.accelerator.backward(loss)

@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.state import gather_model
+from sparsellm.training.objective import total_loss
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import (
-    backward,
     begin_micro_batch,
     begin_sharing,
     end_sharing,
@@ -59,7 +59,9 @@ class FixedBatch:
 
 def micro_batch(run, tokens_BT1, l1_weight):
     """Forward and backward of one micro-batch."""
-    backward(run, forward(run, tokens_BT1), l1_weight)
+    num_ranks = run.accelerator.num_processes
+    sums, tokens = forward(run, tokens_BT1), run.recipe.train.global_batch_tokens
+    run.accelerator.backward(total_loss(sums, l1_weight, tokens, num_ranks))
 
 
 def accumulated_gradients(recipe, each_round=lambda run: None):

@@ -47,7 +47,7 @@ def main(text, folder):
     accelerator.save_state(folder)
     statistics = controller.statistics()
     accelerator.print(f"loss {loss:.2f}")
-    accelerator.print(f"neurons that fire for a token, by layer: {statistics.nnz_mean}")
+    accelerator.print(f"neurons active for a token, by layer: {statistics.nnz_mean}")
     accelerator.end_training()
 
 

@@ -54,7 +54,7 @@ def main(path):
     statistics = controller.statistics()  # over all ranks
     if rank == 0:
         print(f"loss {loss:.2f}, {statistics.num_tokens} tokens per step")
-        print(f"neurons that fire for a token, by layer: {statistics.nnz_mean}")
+        print(f"neurons active for a token, by layer: {statistics.nnz_mean}")
     dist.destroy_process_group()
 
 

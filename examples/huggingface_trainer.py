@@ -78,4 +78,4 @@ if __name__ == "__main__":
     )
     SparseTrainer(model, arguments, train_dataset=blocks(sys.argv[1]), callbacks=[sparsity]).train()
     statistics = sparsity.controller.statistics()
-    print(f"neurons that fire for a token, by layer: {statistics.nnz_mean}")
+    print(f"neurons active for a token, by layer: {statistics.nnz_mean}")

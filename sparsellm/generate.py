@@ -107,7 +107,7 @@ def _lines() -> Iterator[str]:
 
 def _held_out(pretrained: Pretrained, files: list[str] | None) -> str:
     """The beginning of the first held-out document."""
-    from sparsellm.analyze.firing import held_out_corpora
+    from sparsellm.analyze.activity import held_out_corpora
     from sparsellm.data.held_out import read_in_order
 
     corpus = held_out_corpora(pretrained.recipe, files)[0]
@@ -150,7 +150,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Report:
-    """How much text was generated, how fast, and how many neurons fired."""
+    """How much text was generated, how fast, and how many neurons were active."""
 
     num_tokens: int  # new ones, <|endoftext|> included
     first_seconds: float  # until the first of them: the prompt's pass

@@ -13,9 +13,9 @@ from warm import ranks
 EXAMPLES = ROOT / "examples"
 
 
-def fired(output):
-    """Neurons that fire for a token at the end, mean of the layers."""
-    [numbers] = re.findall(r"^neurons that fire for a token, by layer: (\[.*\])$", output, re.M)
+def num_active(output):
+    """Neurons active for a token at the end, mean of the layers."""
+    [numbers] = re.findall(r"^neurons active for a token, by layer: (\[.*\])$", output, re.M)
     return sum(json.loads(numbers)) / 2
 
 
@@ -30,7 +30,7 @@ def test_an_example_trains_towards_its_target(example, num_ranks, num_neurons, t
     result = ranks(num_ranks, *program)
     assert result.returncode == 0, result.stderr[-3000:]
     # It begins at half of them, with a target of 24.
-    assert 10 < fired(result.stdout) < num_neurons / 4
+    assert 10 < num_active(result.stdout) < num_neurons / 4
     if example == "huggingface_trainer":
         saved = torch.load(out / "checkpoint-30" / "sparsity.pt", weights_only=True)
         assert saved["num_steps"] == 30

@@ -102,7 +102,7 @@ def test_statistics_are_those_of_the_activations(tiny):
     sums = Objective(model, recipe.runtime)(tokens[:, :-1], tokens[:, 1:])
     for index, (gate, up) in enumerate(gates):
         assert torch.equal(sums.nnz_LBT[index], (gate != 0).sum(-1, dtype=torch.int32))
-        assert torch.equal(sums.fired_LN[index], (gate != 0).sum((0, 1), dtype=torch.int32))
+        assert torch.equal(sums.active_LN[index], (gate != 0).sum((0, 1), dtype=torch.int32))
         torch.testing.assert_close(sums.l1_sum_L[index], (gate * up).abs().sum())
 
 
@@ -149,7 +149,7 @@ def test_compiled_blocks_compute_the_same(tiny, checkpointing):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_order_of_tokens_changes_nothing(tiny, monkeypatch, compiled, checkpointing):
-    recipe = tiny()  # of so few neurons all fire in every block, in any order
+    recipe = tiny()  # of so few neurons all are active in every block, in any order
     plain, gradients = _loss_and_gradients(recipe, recipe.runtime, "sparse")
     changes = {"compile": compiled, "activation_checkpointing": checkpointing}
     runtime = recipe.runtime.model_copy(update={"token_order": "auto", **changes})

@@ -5,7 +5,7 @@
 //
 //   offset  [blocks + 1]  int32
 //   neuron  [capacity]    int32
-//   mask    [capacity]    uint64   bit t: it fires for token t of the block, of 64
+//   mask    [capacity]    uint64   bit t: it is active for token t of the block, of 64
 //   gate, up, and their gradients  [capacity][64]  element, tokens in the order of token_at
 //
 // Members past the capacity are not stored: the host reads offset[blocks] and recomputes the pattern.

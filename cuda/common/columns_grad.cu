@@ -1,7 +1,7 @@
 // columns_grad: the gradients of gate and up at their non-zeros (an architecture's up.cuh says how).
 //
 // ∇h = ∇y · W_downᵀ on the pattern, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
-// ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate) where the neuron fires. Without a gate `up` holds h, and
+// ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate) where the neuron is active. Without a gate `up` holds h, and
 // ∇up = ∇h * slope(h) where h is not 0.
 #include "common/activation.cuh"
 #include "up.cuh"
@@ -31,14 +31,14 @@ struct ColumnsGrad {
     of_gate = gate == nullptr ? of_up : column_part(gate, name, place);
   }
 
-  // ∇h of one token, zero where the neuron does not fire; selections, no branches.
-  __device__ __forceinline__ float d_h(float sum, float fires, float h) const {
+  // ∇h of one token, zero where the neuron is not active; selections, no branches.
+  __device__ __forceinline__ float d_h(float sum, float active, float h) const {
     const float l1 = h == 0.0f || gate == nullptr ? 0.0f : copysignf(lambda, h);
-    return fires == 0.0f ? 0.0f : sum + l1;
+    return active == 0.0f ? 0.0f : sum + l1;
   }
-  __device__ __forceinline__ float2 d_h(uint32 sums, uint32 fires, uint32 h) const {
-    return make_float2(d_h(element_low(sums), element_low(fires), element_low(h)),
-                       d_h(element_high(sums), element_high(fires), element_high(h)));
+  __device__ __forceinline__ float2 d_h(uint32 sums, uint32 active, uint32 h) const {
+    return make_float2(d_h(element_low(sums), element_low(active), element_low(h)),
+                       d_h(element_high(sums), element_high(active), element_high(h)));
   }
 
   template <typename Place>
@@ -57,8 +57,8 @@ struct ColumnsGrad {
           make_uint2(scaled(x, of_up.x, of_x), scaled(y, of_up.y, of_y));
     return 0.0f;
   }
-  static __device__ __forceinline__ float2 slopes(uint32 fires) {
-    return make_float2(slope(element_low(fires)), slope(element_high(fires)));
+  static __device__ __forceinline__ float2 slopes(uint32 active) {
+    return make_float2(slope(element_low(active)), slope(element_high(active)));
   }
   static __device__ __forceinline__ float2 unless(bool ones, float2 slopes) {
     return make_float2(ones ? 1.0f : slopes.x, ones ? 1.0f : slopes.y);

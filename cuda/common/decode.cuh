@@ -1,10 +1,10 @@
-// The interface between decode_gate and decode_down: the neurons that fire for any of up to 64 tokens.
+// The interface between decode_gate and decode_down: the neurons active for any of up to 64 tokens.
 //
 // The N neurons are divided into sections of nearly equal size: section s has neurons N·s/sections to
 // N·(s+1)/sections and is computed by one block of decode_gate. T is the number of tokens, padded to 8,
 // 16, 32 or 64. For each section, in ascending order:
 //
-//   count   [sections]          uint32   how many of its neurons fire
+//   count   [sections]          uint32   how many of its neurons are active
 //   neuron  [sections][stride]  uint16   which; stride is a multiple of 16, so that two 16-byte
 //                                        loads have the first 16
 //   value   [N][T]              element  their h, the i-th in row `first_neuron` + i; tokens past

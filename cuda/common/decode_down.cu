@@ -50,7 +50,7 @@ __device__ __forceinline__ uint32 entry_of(const Input& in, uint32 section, uint
   return (first_neuron(section, in.sections, in.n) + place) << 16 | neuron;
 }
 
-// All neurons that fire, where no section has more of them than `pairs`.
+// All active neurons, where no section has more of them than `pairs`.
 __device__ __forceinline__ void list_few(Shared& shared, const Input& in,
                                          const uint4 (&pairs)[speculative / 8], uint32 count) {
   uint32* to = shared.list + shared.before[threadIdx.x];
@@ -62,7 +62,7 @@ __device__ __forceinline__ void list_few(Shared& shared, const Input& in,
   }
 }
 
-// Lists `num` of the neurons that fire, from the `start`-th on.
+// Lists `num` of the active neurons, from the `start`-th on.
 __device__ __forceinline__ void list_many(Shared& shared, const Input& in, uint32 start, int num) {
 #pragma unroll 2
   for (int i = threadIdx.x; i < num; i += block_threads) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void list_many(Shared& shared, const Input& in, uint3
   }
 }
 
-// Fills `before` and returns how many neurons fire; `many`: some section has over `speculative`.
+// Fills `before` and returns how many neurons are active; `many`: some section has over `speculative`.
 __device__ __forceinline__ uint32 scan(Shared& shared, uint32 count, bool& many) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32 up_to = sum_to_lane(count);
@@ -194,7 +194,7 @@ __device__ __forceinline__ void store(Shared& shared, const Sums<octets>& d, con
                  pack_elements(sum.z + element_low(add.y), sum.w + element_high(add.y)));
 }
 
-// All that a block does once it knows how many neurons fire.
+// All that a block does once it knows how many neurons are active.
 struct Columns {
   Shared& shared;
   const Input& in;

@@ -1,9 +1,9 @@
 // decode_gate: h = relu(x · W_gateᵀ + b) * (x · W_upᵀ + b) for up to 64 tokens, kept where it is not zero
 // (decode.cuh); without W_up, h = relu(x · Wᵀ + b).
 //
-// Bound by memory: all of the gate's weights are read, and of W_up the rows of neurons that fire. A block
+// Bound by memory: all of the gate's weights are read, and of W_up the rows of active neurons. A block
 // owns a section of neurons, N / blocks to within one, so that all multiprocessors finish together. It
-// knows by itself which of its neurons fire, so both products are one kernel (few_tokens.cuh).
+// knows by itself which of its neurons are active, so both products are one kernel (few_tokens.cuh).
 //
 // The gate's weights may be in e4m3 (SPARSELLM_E4M3); those of up are elements.
 #include "common/activation.cuh"
@@ -11,7 +11,7 @@
 
 namespace {
 struct Shared : ProductMemory {
-  uint32 fires[num_warps];
+  uint32 active[num_warps];
   uint16 neuron[max_section];
 };
 
@@ -38,9 +38,9 @@ __device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add, boo
                    element_high(gate) * (relu && high < 0.0f ? 0.0f : high));
 }
 
-// Keeps the neurons of one round that fire, after `count` earlier ones. `first_row`: of the round.
+// Keeps the neurons of one round that are active, after `count` earlier ones. `first_row`: of the round.
 template <int octets, typename Weight>
-__device__ __forceinline__ uint32 store_firing(Shared& shared, const Problem& p,
+__device__ __forceinline__ uint32 store_active(Shared& shared, const Problem& p,
                                                const Rows<Weight>& rows,
                                                const Sums<octets>& d, int first,
                                                uint32 first_row, uint32 count) {
@@ -54,22 +54,22 @@ __device__ __forceinline__ uint32 store_firing(Shared& shared, const Problem& p,
   const int tokens = row < rows.num ? static_cast<int>(p.m) - place.first_token : 0;
   const uint2 gate = make_uint2(apply_threshold(sum.x + add, sum.y + add, p.threshold, tokens),
                                 apply_threshold(sum.z + add, sum.w + add, p.threshold, tokens - 2));
-  const uint32 fired = __ballot_sync(~0u, ((gate.x | gate.y) & 0x7fff7fffu) != 0);
-  if (place.lane == 0) shared.fires[place.warp] = fired;
+  const uint32 ballot = __ballot_sync(~0u, ((gate.x | gate.y) & 0x7fff7fffu) != 0);
+  if (place.lane == 0) shared.active[place.warp] = ballot;
   __syncthreads();
   uint32 own = 0;
   uint32 before = count;
 #pragma unroll
   for (int tile = 0; tile < Place<octets>::round_tiles; ++tile) {
-    uint32 firing = 0;
+    uint32 active = 0;
 #pragma unroll
-    for (int octet = 0; octet < octets; ++octet) firing |= shared.fires[tile * octets + octet];
-    firing = (firing | firing >> 1) & 0x55555555u;  // bit 2r: row r
+    for (int octet = 0; octet < octets; ++octet) active |= shared.active[tile * octets + octet];
+    active = (active | active >> 1) & 0x55555555u;  // bit 2r: row r
     if (tile == place.tile) {
-      own = firing;
+      own = active;
       before = count;
     }
-    count += __popc(firing);
+    count += __popc(active);
   }
   const uint32 bit = 1u << 2 * place.row;
   if ((own & bit) != 0) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void multiply_gate(Shared& shared, const Problem& p,
 }
 
 // Prefetches the rows of W_down that decode_down will read into L2. One tile of them at most: if
-// all neurons fire, more would evict weights that this kernel has not read yet.
+// all neurons are active, more would evict weights that this kernel has not read yet.
 __device__ __forceinline__ void prefetch_down(const Shared& shared, const element* w_down, uint32 k,
                                               uint32 count) {
   constexpr int sector = 16;  // elements in 32 bytes
@@ -134,7 +134,7 @@ __device__ __forceinline__ uint32 product_of(Shared& shared, const Problem& p,
       if (first >= tiles) break;
       const uint32 first_row = row + first * tile_rows;
       if constexpr (gate)
-        count = store_firing<octets>(shared, p, rows, d, first, first_row, count);
+        count = store_active<octets>(shared, p, rows, d, first, first_row, count);
       else
         multiply_gate<octets>(shared, p, rows, d, first, first_row);
     }
@@ -161,8 +161,8 @@ struct Section {
     const uint32 own = product_of<true, octets>(shared, p, rows, w_down, 0);
     if (w_up != nullptr && own != 0) {
       __syncthreads();  // the list, and the gate's values
-      const Rows<element> firing{w_up, nullptr, bias_up, shared.neuron, 0, own};
-      product_of<false, octets>(shared, p, firing, w_down, own);
+      const Rows<element> active_rows{w_up, nullptr, bias_up, shared.neuron, 0, own};
+      product_of<false, octets>(shared, p, active_rows, w_down, own);
     }
     if (threadIdx.x == 0) *count = own;
   }

@@ -2,7 +2,7 @@
 // (common/dense_rows.cuh). It is launched with every call and ends at once if there are none.
 //
 // First a round's activations, then their product with W_downᵀ. Training keeps gate and up of the first
-// `backup` rows, and counts which neurons fire, as hybrid_rows does for the other rows.
+// `backup` rows, and counts which neurons are active, as hybrid_rows does for the other rows.
 #include "common/dense_rows.cuh"
 
 namespace {
@@ -13,14 +13,14 @@ struct Kept {
   element *gate, *up;  // [backup][n]; gate: null without one
   uint32 backup;
   float* l1;        // [row blocks of 128][tiles of neurons][8 warps], zeroed
-  uint32 *fired_N, *fired_bits;  // [token blocks][n / 32, rounded up]
+  uint32 *active_N, *active_bits;  // [token blocks][n / 32, rounded up]
   uint64* union_sum;
 };
 
 __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w, const element* x,
                          const Round& round, int tile, element* h, const Kept& kept) {
   float l1 = 0.0f;
-  uint32 fired[4] = {};  // this lane's rows for which a pair's first neuron fires; high half: second
+  uint32 active[4] = {};  // this lane's rows for which a pair's first neuron is active; high half: second
   int neurons[4] = {-1, -1, -1, -1};
   const int lane = threadIdx.x % 32, bit_words = (size.n + 31) / 32;
   activations(shared, size, w, x, round, tile, [&](int row, int j, int neuron, uint32 gate,
@@ -36,15 +36,15 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
       if (kept.gate != nullptr) *reinterpret_cast<uint32*>(kept.gate + at) = gate;
       *reinterpret_cast<uint32*>(kept.up + at) = w.second == nullptr ? gate : up;
     }
-    // Which neurons fire: each lane has a pair of neurons, each quad a row.
+    // Which neurons are active: each lane has a pair of neurons, each quad a row.
     const uint32 low = (gate & 0x7fffu) != 0, high = (gate & 0x7fff0000u) != 0;
-    fired[j] += low | high << 16;
+    active[j] += low | high << 16;
     neurons[j] = neuron;
     uint32 bits = there ? (low | high << 1) << neuron % 32 : 0;
     bits |= __shfl_xor_sync(~0u, bits, 1);
     bits |= __shfl_xor_sync(~0u, bits, 2);
     if (lane % 4 == 0 && there && bits != 0) {
-      uint32* word = kept.fired_bits +
+      uint32* word = kept.active_bits +
                      static_cast<uint64>(round.list[row] / block_tokens) * bit_words + neuron / 32;
       const uint32 fresh = bits & ~atomicOr(word, bits);
       if (fresh != 0) atomicAdd(kept.union_sum, static_cast<uint64>(__popc(fresh)));
@@ -54,10 +54,10 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
 #pragma unroll
-    for (int step = 4; step < 32; step *= 2) fired[j] += __shfl_xor_sync(~0u, fired[j], step);
+    for (int step = 4; step < 32; step *= 2) active[j] += __shfl_xor_sync(~0u, active[j], step);
     if (lane >= 4 || neurons[j] < 0) continue;
-    if ((fired[j] & 0xffffu) != 0) atomicAdd(kept.fired_N + neurons[j], fired[j] & 0xffffu);
-    if (fired[j] >> 16 != 0) atomicAdd(kept.fired_N + neurons[j] + 1, fired[j] >> 16);
+    if ((active[j] & 0xffffu) != 0) atomicAdd(kept.active_N + neurons[j], active[j] & 0xffffu);
+    if (active[j] >> 16 != 0) atomicAdd(kept.active_N + neurons[j] + 1, active[j] >> 16);
   }
   l1 = add_warp(l1);
   const int tiles = (size.n + tile_width(w.second != nullptr) - 1) / tile_width(w.second != nullptr);
@@ -92,13 +92,13 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, blocks_each)
                const element* second_NK, const element* b_second_N, const element* down_NK,
                const element* b_down_K, float threshold, int relu_up, int n, int k,
                const uint32* list, uint32* control, int room, element* h, const int* token,
-               element* y_MK, element* gate, element* up, int backup, float* l1, uint32* fired_N,
-               uint32* fired_bits, uint64* union_sum) {
+               element* y_MK, element* gate, element* up, int backup, float* l1, uint32* active_N,
+               uint32* active_bits, uint64* union_sum) {
   GemmShared& shared = dynamic_shared<GemmShared>();
   await_previous_kernel();
   const Sizes size{n, k};
   const Weights w{first_NK, b_first_N, second_NK, b_second_N, threshold, relu_up != 0};
-  const Kept kept{gate, up, static_cast<uint32>(backup), l1, fired_N, fired_bits, union_sum};
+  const Kept kept{gate, up, static_cast<uint32>(backup), l1, active_N, active_bits, union_sum};
   const uint32 count = control[num_overflowed];
   const uint32 neurons = tile_width(second_NK != nullptr);
   const uint32 first_tiles = (n + neurons - 1) / neurons;

@@ -7,7 +7,7 @@
 // these were claimed earlier, by blocks that are running, so a deadlock is impossible.
 //
 // Rows are processed in rounds of as many as fit into scratch memory. `first` are the weights whose
-// product decides which neurons fire, `second` the other ones, or null.
+// product decides which neurons are active, `second` the other ones, or null.
 #pragma once
 #include "common/activation.cuh"
 #include "common/mma.cuh"

@@ -2,7 +2,7 @@
 // which reads them once for every 512 columns of x and of dy (weight_grad.cuh has the result).
 //
 // A block of threads processes one piece after another. First two lanes per column list the tokens
-// for which its neuron fires and that have rows in the piece, then one lane per non-zero fetches its values.
+// for which its neuron is active and that have rows in the piece, then one lane per non-zero fetches its values.
 #include "common/block_sums.cuh"
 #include "common/weight_grad.cuh"
 

@@ -117,11 +117,11 @@ __device__ __forceinline__ void load_columns(uint32 (&column)[warp_blocks], cons
 
 // What a group has in a token block; each lane has its neuron's column there, if there is one.
 struct Together {
-  uint32 all[2];   // tokens for which any neuron fires
+  uint32 all[2];   // tokens for which any neuron is active
   uint32 present;  // lanes that have a column
-  __device__ __forceinline__ Together(uint64 fires, bool has_column)
-      : all{__reduce_or_sync(~0u, static_cast<uint32>(fires)),
-            __reduce_or_sync(~0u, static_cast<uint32>(fires >> 32))},
+  __device__ __forceinline__ Together(uint64 active, bool has_column)
+      : all{__reduce_or_sync(~0u, static_cast<uint32>(active)),
+            __reduce_or_sync(~0u, static_cast<uint32>(active >> 32))},
         present(__ballot_sync(~0u, has_column)) {}
   // Rows << 16 | members; of 128 blocks at most 8192 and 4096.
   __device__ __forceinline__ uint32 size() const {
@@ -149,23 +149,23 @@ __device__ uint2 plan_group(PlanShared& shared, int n, int blocks, const uint64*
   for (int first = 0; first < blocks; first += plan_warps * warp_blocks) {
     const int own = first + warp * warp_blocks;
     uint32 column[warp_blocks];
-    uint64 fires[warp_blocks];
+    uint64 active[warp_blocks];
 #pragma unroll
     for (int i = 0; i < warp_blocks; ++i) column[i] = next[i];
 #pragma unroll
-    for (int i = 0; i < warp_blocks; ++i) fires[i] = column[i] == 0 ? 0 : mask[column[i] - 1];
+    for (int i = 0; i < warp_blocks; ++i) active[i] = column[i] == 0 ? 0 : mask[column[i] - 1];
     load_columns(next, line, own + plan_warps * warp_blocks, blocks);
     uint32 sizes = 0;
 #pragma unroll
-    for (int i = 0; i < warp_blocks; ++i) sizes += Together(fires[i], column[i] != 0).size();
+    for (int i = 0; i < warp_blocks; ++i) sizes += Together(active[i], column[i] != 0).size();
     const Sums sums = sum_warps(shared.sum, sizes);
     uint32 before = sums.before;
 #pragma unroll
     for (int i = 0; i < warp_blocks; ++i) {
-      const Together together(fires[i], column[i] != 0);
+      const Together together(active[i], column[i] != 0);
       const uint32 row = rows + (before >> 16), from = at + (before & 0xffffu);
       if (column[i] != 0) {
-        const Member out{{static_cast<uint32>(fires[i]), static_cast<uint32>(fires[i] >> 32)},
+        const Member out{{static_cast<uint32>(active[i]), static_cast<uint32>(active[i] >> 32)},
                          {together.all[0], together.all[1]},
                          {static_cast<int>(row), static_cast<int>(row + __popc(together.all[0]))},
                          column[i] - 1,
@@ -260,7 +260,7 @@ __device__ void make_units(PlanShared& shared, int groups, const uint32* group_r
 // Where each neuron's columns are, how active it is, and on which tokens. Any number of blocks.
 //
 // `table` [neurons][line_columns]: column + 1, or 0.
-// `count`: tokens for which the neuron fires << 32 | its columns.
+// `count`: tokens for which the neuron is active << 32 | its columns.
 // `sample`: the largest hash of those tokens. Neurons that share it share a token at least, and
 // likely several: side by side in a group they need fewer rows (3–8% fewer on real traces).
 extern "C" __global__ void __launch_bounds__(place_threads, place_blocks)
@@ -274,12 +274,12 @@ extern "C" __global__ void __launch_bounds__(place_threads, place_blocks)
     const uint32 before = run.block * block_tokens;
     for (uint32 i = run.first + run.from + threadIdx.x % 32; i < run.first + run.to; i += 32) {
       const uint32 whose = neuron[i];
-      const uint64 fires = mask[i];
+      const uint64 active = mask[i];
       table[whose * pitch + run.block] = i + 1;
-      atomicAdd(count + whose, static_cast<uint64>(__popcll(fires)) << 32 | 1);
+      atomicAdd(count + whose, static_cast<uint64>(__popcll(active)) << 32 | 1);
       uint32 largest = 0;
       // One token of each half at a time; 0 once a half has no more.
-      for (uint32 low = fires, high = fires >> 32; (low | high) != 0;) {
+      for (uint32 low = active, high = active >> 32; (low | high) != 0;) {
         const uint32 first = low != 0 ? before + __ffs(low) : 0;
         const uint32 second = high != 0 ? before + 32 + __ffs(high) : 0;
         largest = max(largest, max(first * 2654435769u, second * 2654435769u));

@@ -14,7 +14,7 @@
 //
 // The same by neuron, for the weights' gradients:
 //
-//   table   [token blocks][N]  uint8   of a block's 64 rows, for how many a neuron fires; not the backup's
+//   table   [token blocks][N]  uint8   of a block's 64 rows, for how many a neuron is active; not the backup's
 //   before  [token blocks][N]  uint32  the sum of `table` over the blocks before, for a neuron
 //   first   [N + 1]            uint32  each neuron's first place in `source`; the last is their number
 //   source  [M · width]        uint32  where in `word` the non-zeros lie: by neuron, rows ascending

@@ -1,4 +1,4 @@
-// hybrid_count: for how many ELL rows of the hybrid format (common/hybrid.cuh) each neuron fires;
+// hybrid_count: for how many ELL rows of the hybrid format (common/hybrid.cuh) each neuron is active;
 // hybrid_place comes next.
 #include "common/block_sums.cuh"
 #include "common/hybrid.cuh"
@@ -45,7 +45,7 @@ __device__ __forceinline__ void add_up(Shared& shared, int n, uint32* first) {
 }
 }  // namespace
 
-// A thread for each neuron counts the rows for which it fires before each token block; the last block adds
+// A thread for each neuron counts the rows for which it is active before each token block; the last block adds
 // up the neurons, for `first`.
 extern "C" __global__ void __launch_bounds__(threads)
     hybrid_count(int n, int blocks, const unsigned char* table, uint32* before, uint32* first,

@@ -1,7 +1,7 @@
 // hybrid_rows: TwELL → the hybrid format (common/hybrid.cuh), and the statistics of its pattern. One
 // block of threads per token block; the last of them lists the rows of the backup.
 //
-// `fired_N` and `fired_bits`, a bit for each neuron that fires in a token block, lack the rows of the
+// `active_N` and `active_bits`, a bit for each neuron that is active in a token block, lack the rows of the
 // backup, which dense_rows adds; all counts are integers, so that their order does not matter.
 #include "common/block_sums.cuh"
 #include "common/hybrid.cuh"
@@ -20,9 +20,9 @@ struct Twell {
   int tiles;
 };
 
-// Copies a row's non-zeros, one warp, and counts them by neuron in bytes of `fired`.
+// Copies a row's non-zeros, one warp, and counts them by neuron in bytes of `active`.
 __device__ __forceinline__ void copy_row(const uint32* from, const Twell& twell, uint32* to,
-                                         uint32* fired) {
+                                         uint32* active) {
   const int lane = threadIdx.x % 32;
   uint32 before = 0;
   for (int first = 0; first < twell.tiles; first += 32) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void copy_row(const uint32* from, const Twell& twell,
       const uint32 word = i == 0 ? head.y : i == 1 ? head.z : i == 2 ? head.w : words[i + 1];
       const uint32 neuron = word_neuron(word);
       out[i] = word;
-      atomicAdd(fired + neuron / 4, 1u << neuron % 4 * 8);
+      atomicAdd(active + neuron / 4, 1u << neuron % 4 * 8);
     }
     before += __shfl_sync(~0u, through, 31);
   }
@@ -60,17 +60,17 @@ __device__ __forceinline__ void list_rows(Shared& shared, const uint32* heavy, i
 extern "C" __global__ void __launch_bounds__(threads)
     hybrid_rows(const uint32* twell_word, int m, int n, const int* token, int width,
                 uint32* word, uint32* count, uint32* heavy, uint32* list, uint32* control,
-                int* nnz_M, uint32* fired_N, uint32* fired_bits, uint64* union_sum,
+                int* nnz_M, uint32* active_N, uint32* active_bits, uint64* union_sum,
                 unsigned char* table) {
   extern __shared__ __align__(16) unsigned char raw[];  // a byte for each neuron
   __shared__ Shared shared;
-  uint32* fired = reinterpret_cast<uint32*>(raw);
+  uint32* active = reinterpret_cast<uint32*>(raw);
   await_previous_kernel();
   const int block = blockIdx.x, first = block * block_tokens, rows = min(block_tokens, m - first);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const Twell twell{twell_word, (n + tile_neurons - 1) / tile_neurons};
   const uint64 row_words = static_cast<uint64>(twell.tiles) * twell_width;
-  for (int i = thread; i < (n + 3) / 4; i += threads) fired[i] = 0;
+  for (int i = thread; i < (n + 3) / 4; i += threads) active[i] = 0;
   if (thread < block_tokens) shared.nonzeros[thread] = 0;
   __syncthreads();
   for (int item = thread; item < rows * twell.tiles; item += threads) {
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(threads)
   for (int row = warp; row < rows; row += warps)
     if (shared.nonzeros[row] <= width)
       copy_row(twell.word + (first + row) * row_words, twell,
-               word + static_cast<uint64>(first + row) * width, fired);
+               word + static_cast<uint64>(first + row) * width, active);
   if (thread < block_tokens) {
     const bool there = thread < rows;
     const uint32 own = there ? shared.nonzeros[thread] : 0;
@@ -100,9 +100,9 @@ extern "C" __global__ void __launch_bounds__(threads)
     const int neuron = start + lane;
     const uint32 own = neuron < n ? raw[neuron] : 0;
     if (neuron < n) table[static_cast<uint64>(block) * n + neuron] = own;
-    if (own != 0) atomicAdd(fired_N + neuron, own);
+    if (own != 0) atomicAdd(active_N + neuron, own);
     const uint32 bits = __ballot_sync(~0u, own != 0);
-    if (lane == 0) fired_bits[static_cast<uint64>(block) * ((n + 31) / 32) + start / 32] = bits;
+    if (lane == 0) active_bits[static_cast<uint64>(block) * ((n + 31) / 32) + start / 32] = bits;
     members += __popc(bits);
   }
   if (lane == 0 && members != 0) atomicAdd(union_sum, static_cast<uint64>(members));

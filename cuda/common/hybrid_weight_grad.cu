@@ -1,11 +1,11 @@
 // hybrid_weight_grad, hybrid_carry: ∇W_up = Σ ∇up · x, ∇W_gate = Σ ∇gate · x and ∇W_down = Σ h · ∇y over
-// the rows for which a neuron fires, neuron by neuron, from the transposed hybrid format
+// the rows for which a neuron is active, neuron by neuron, from the transposed hybrid format
 // (common/hybrid.cuh).
 //
 // All non-zeros, sorted by neuron, are divided into segments of equal size, so that the work is balanced
 // however uneven the neurons are. A warp computes one segment and 256 columns. Partial sums of a neuron
 // that spans several segments are stored in `carry`; hybrid_carry adds them in a fixed order. Neurons
-// that fire for no row get zeros.
+// that are active for no row get zeros.
 //
 //   carry  [segments][2][3][K]  fp32  of a segment's first neuron, if it began before; of its last, if
 //                                     it goes on: ∇W_up, ∇W_gate, ∇W_down

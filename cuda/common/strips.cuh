@@ -1,6 +1,6 @@
 // Distributes columns evenly over the warps of a grid: the columns of each token block are divided into
 // strips of a few, and each warp gets equally many contiguous strips. A token block can have eight times
-// as many columns as most others, since all neurons can fire for a sequence's first token. With one block
+// as many columns as most others, since all neurons can be active for a sequence's first token. With one block
 // of threads per token block, union_columns took 179 µs when that happened and 45 when it did not (H200,
 // M 16384, N 5632, real traces).
 #pragma once

@@ -1,7 +1,7 @@
 // The union format: how the kernels store the active part of an M × N activation matrix.
 //
 // Tokens are divided into blocks of 64, neurons into tiles of 256. In a block, the neurons of a tile
-// that fire for at least one of its tokens form the tile's union. For each member of the union the
+// that are active for at least one of its tokens form the tile's union. For each member of the union the
 // values of all 64 tokens are stored: a dense column that tensor cores can read. Nothing can overflow:
 // the union of a full tile has 256 members.
 //

@@ -1,7 +1,7 @@
 // union_columns: the union format → columns (columns.cuh), and the statistics of its pattern.
 //
 // Members are divided among warps (strips.cuh), which take 16 at a time, eight lanes per member. Counts
-// are added up by integer atomics: `nnz_M`, each token's non-zeros, and `fired_N`, each neuron's
+// are added up by integer atomics: `nnz_M`, each token's non-zeros, and `active_N`, each neuron's
 // tokens, both zeroed by the caller. `l1` (or null) gets Σ|value| of each warp. `token_M` (or null) is
 // where in `nnz_M` each row's count belongs. `needed`, zeroed by the caller, gets the number of columns
 // and of non-zeros, by which the backward pass reserves memory.
@@ -19,7 +19,7 @@ using Shared = StripScratch<threads>;
 
 // Which of a lane's eight values are not zero: bits 0 to 3 and 8 to 11 stand for their tokens, to which
 // lane % 2 * 4 is added (token_at). Adds them to `count`: of each word's values, the first in the low half.
-__device__ __forceinline__ uint32 fired_tokens(const uint4& eight, uint32 (&count)[4]) {
+__device__ __forceinline__ uint32 active_tokens(const uint4& eight, uint32 (&count)[4]) {
   uint32 word[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
   };
   add(row, first);
   add(row + 1, second);
-  // No neuron fires for the padding behind the last token.
+  // No neuron is active for the padding behind the last token.
   const uint32 all = __reduce_add_sync(~0u, first + second);
   if (lane == 0) atomicAdd(nnz, static_cast<unsigned long long>(all));
 }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
 extern "C" __global__ void __launch_bounds__(threads, blocks_each)
     union_columns(const uint32* entry, const uint32* total, const element* value, int tiles_n,
                   int m, uint64 capacity, uint32* offset, uint32* neuron, uint64* mask,
-                  element* columns, uint32* fired_N, const int* token_M, uint32* nnz_M,
+                  element* columns, uint32* active_N, const int* token_M, uint32* nnz_M,
                   unsigned long long* needed, float* l1) {
   Shared& shared = dynamic_shared<Shared>();
   admit_next_kernel();
@@ -121,17 +121,17 @@ extern "C" __global__ void __launch_bounds__(threads, blocks_each)
       for (int step = 0; step < steps; ++step) {
         const uint4& own = eight[step];
         const uint32 i = start + step * groups + group;
-        bits[step] = fired_tokens(own, count) << part % 2 * 4;
+        bits[step] = active_tokens(own, count) << part % 2 * 4;
         if (l1 != nullptr) sum += sum_abs(own.x) + sum_abs(own.y) + sum_abs(own.z) + sum_abs(own.w);
         if (i < min(run.to, kept)) to[static_cast<uint64>(i) * lanes] = own;
       }
       const uint64 tokens = join_tokens(bits);
       const uint32 place = step_of_lane() * groups + group, i = start + place;
-      const uint32 fires = entry_neuron(__shfl_sync(~0u, members, place));
+      const uint32 active_neuron = entry_neuron(__shfl_sync(~0u, members, place));
       const bool mine = i < run.to && (part & 2) == 0;  // two lanes have each
-      if (mine) atomicAdd(fired_N + fires, __popcll(tokens));
+      if (mine) atomicAdd(active_N + active_neuron, __popcll(tokens));
       if (mine && i < kept) {
-        neuron[run.first + i] = fires;
+        neuron[run.first + i] = active_neuron;
         mask[run.first + i] = tokens;
       }
     }

@@ -8,7 +8,7 @@
 // place of the 64 tokens. Slices of columns come one after the other: a slice of all tokens fits
 // into L2, and x as a whole does not (64 MB at 16384 × 2048).
 //
-// On real traces (16384 tokens, for each of which 16–44 neurons fire) a group's rows are 0.46–0.63 of its
+// On real traces (16384 tokens, for each of which 16–44 neurons are active) a group's rows are 0.46–0.63 of its
 // (token, neuron) pairs; of groups of 16, 0.56–0.74; of 64, 0.33–0.50 at twice the products.
 //
 // If a group of neurons is split, its parts' sums are added as in row_sums.cuh.

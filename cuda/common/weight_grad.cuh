@@ -1,7 +1,7 @@
 // The interface between group_columns and weight_grad: the columns of a pattern, grouped by neuron.
 //
 // Neurons are sorted by activity and divided into groups of 32. The *rows* of a group are the tokens
-// for which any of its neurons fires, ascending: the rows of x and dy that its gradients need, each read once
+// for which any of its neurons is active, ascending: the rows of x and dy that its gradients need, each read once
 // for all 32. They are processed in pieces of 64 rows, which may span token blocks.
 //
 //   member    [C]                    Member   the columns of group 0, of group 1, …; within a group
@@ -19,7 +19,7 @@
 //                                                  array if both have the same order
 //   piece_values [pieces][64][3][32]        bf16   d_gate, d_up and gate · up of the row's token and
 //                                                  the neurons (without a gate, two: d_up and up);
-//                                                  zero where the neuron does not fire
+//                                                  zero where the neuron is not active
 #pragma once
 #include "common/element.cuh"
 #include "common/union.cuh"
@@ -33,8 +33,8 @@ constexpr int max_parts = 60;
 
 // One neuron in one token block; pairs are for its tokens 0–31 and 32–63.
 struct alignas(16) Member {
-  uint32 mask[2];  // tokens for which it fires
-  uint32 all[2];   // tokens for which any neuron of the group fires
+  uint32 mask[2];  // tokens for which it is active
+  uint32 all[2];   // tokens for which any neuron of the group is active
   int row[2];      // the group's row of the first of `all`
   uint32 column;   // where its values are
   uint32 where;    // token block << 5 | neuron within the group

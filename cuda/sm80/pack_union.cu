@@ -2,7 +2,7 @@
 // dense GEMM makes the gate; union_entries comes next, as after gate_union.
 //
 // One block of threads per token block and tile. It reads 64 × 256 values once, and stages them in
-// shared memory, from where the column of each neuron that fires is written transposed. Bound by memory.
+// shared memory, from where the column of each neuron that is active is written transposed. Bound by memory.
 #include "common/activation.cuh"
 #include "common/mma.cuh"
 #include "common/union.cuh"
@@ -14,11 +14,11 @@ constexpr int chunk_neurons = 8;  // 16 bytes
 constexpr int row_bytes = tile_neurons * 2;
 static_assert(warp_rows * warps == block_tokens);
 static_assert(tile_neurons == 32 * chunk_neurons, "each lane has a chunk");
-static_assert(warps == 8, "fired_chunk reads a byte of each warp at once");
+static_assert(warps == 8, "active_chunk reads a byte of each warp at once");
 
 struct alignas(128) Shared {
   unsigned char tile[block_tokens * row_bytes];
-  unsigned char fired[tile_neurons / chunk_neurons][warps];  // bit i: neuron i of the chunk
+  unsigned char active[tile_neurons / chunk_neurons][warps];  // bit i: neuron i of the chunk
 };
 
 // The activation, with FATReLU's threshold; NaN passes, as through a dense relu.
@@ -34,7 +34,7 @@ __device__ __forceinline__ uint32 nonzero(uint32 halves, int word) {
   return (carried >> 15 & 1 | carried >> 30 & 2) << 2 * word;
 }
 
-// This warp's rows into shared memory; returns which of the lane's 8 neurons fire for them.
+// This warp's rows into shared memory; returns which of the lane's 8 neurons are active for them.
 __device__ __forceinline__ uint32 stage_rows(Shared& shared, const element* gate, float threshold,
                                              int rows, bool inside, int n) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -57,23 +57,23 @@ __device__ __forceinline__ uint32 stage_rows(Shared& shared, const element* gate
   return nonzero(any.x, 0) | nonzero(any.y, 1) | nonzero(any.z, 2) | nonzero(any.w, 3);
 }
 
-// The neurons of the lane's chunk that fire for any of the 64 tokens.
-__device__ __forceinline__ uint32 fired_chunk(const Shared& shared, int lane) {
-  const uint2 each = *reinterpret_cast<const uint2*>(shared.fired[lane]);
+// The neurons of the lane's chunk that are active for any of the 64 tokens.
+__device__ __forceinline__ uint32 active_chunk(const Shared& shared, int lane) {
+  const uint2 each = *reinterpret_cast<const uint2*>(shared.active[lane]);
   uint32 bits = each.x | each.y;
   bits |= bits >> 16;
   return (bits | bits >> 8) & 0xffu;
 }
 
 // Writes the members and their columns, 8 neurons at a time; a warp takes every eighth chunk.
-__device__ __forceinline__ void write_members(const Shared& shared, uint32 fired, uint32 place,
+__device__ __forceinline__ void write_members(const Shared& shared, uint32 active, uint32 place,
                                               unsigned char* neuron, element* value) {
   const int lane = threadIdx.x % 32, own = lane / 4;
   for (int chunk = threadIdx.x / 32; chunk < tile_neurons / chunk_neurons; chunk += warps) {
-    const uint32 members = __shfl_sync(~0u, fired, chunk);
+    const uint32 members = __shfl_sync(~0u, active, chunk);
     const uint32 first = __shfl_sync(~0u, place, chunk);
     if (members == 0) continue;
-    const bool fires = members >> own & 1;
+    const bool is_active = members >> own & 1;
     const uint32 slot = first + __popc(members & ((1u << own) - 1));
     element* column = value + slot * block_tokens + 4 * (lane % 4);
 #pragma unroll
@@ -81,11 +81,11 @@ __device__ __forceinline__ void write_members(const Shared& shared, uint32 fired
       // Transposed, a lane has one neuron's values of two neighbouring tokens of each 8.
       uint32 pair[4];
       load_matrices_transposed(pair, smem_address(shared.tile + swizzled<row_bytes>(token + lane, chunk)));
-      if (!fires) continue;
+      if (!is_active) continue;
       *reinterpret_cast<uint2*>(column + token) = make_uint2(pair[0], pair[1]);
       *reinterpret_cast<uint2*>(column + token + 16) = make_uint2(pair[2], pair[3]);
     }
-    if (fires && lane % 4 == 0)
+    if (is_active && lane % 4 == 0)
       neuron[slot] = static_cast<unsigned char>(chunk * chunk_neurons + own);
   }
 }
@@ -103,14 +103,14 @@ extern "C" __global__ void __launch_bounds__(block_threads)
 
   const int column = tile * tile_neurons + lane * chunk_neurons;
   const element* gate = gate_MN + static_cast<uint64>(block) * block_tokens * n + column;
-  shared.fired[lane][warp] = static_cast<unsigned char>(
+  shared.active[lane][warp] = static_cast<unsigned char>(
       stage_rows(shared, gate, threshold, m - block * block_tokens, column < n, n));
   __syncthreads();
-  const uint32 fired = fired_chunk(shared, lane);
-  uint32 place = sum_to_lane(__popc(fired));
+  const uint32 active = active_chunk(shared, lane);
+  uint32 place = sum_to_lane(__popc(active));
   if (threadIdx.x == 31) count[blockIdx.x] = place;
-  place -= __popc(fired);
-  write_members(shared, fired, place, neuron + static_cast<uint64>(blockIdx.x) * tile_neurons,
+  place -= __popc(active);
+  write_members(shared, active, place, neuron + static_cast<uint64>(blockIdx.x) * tile_neurons,
                 value + static_cast<uint64>(blockIdx.x) * tile_neurons * block_tokens);
 }
 

@@ -6,7 +6,7 @@
 // fills a ring of stages through TMA; where the tokens' rows are not contiguous, warps 0 and 3 gather
 // them with cp.async. Two consumer warpgroups hold 64 tokens × 256 neurons each. A consumer stores its rounded tile in shared
 // memory, neuron by neuron, and continues with the next while warp 1 or 2 packs it (H200, 16384 × 2048 ×
-// 5632, 2.6% of neurons firing, gate_union: 0.501 ms, the time of cuBLAS without packing; 0.522 with the
+// 5632, 2.6% of neurons active, gate_union: 0.501 ms, the time of cuBLAS without packing; 0.522 with the
 // packing done by the consumers). Persistent: the grid is as many clusters as fit at once.
 //
 // A `Pack` is called by one warp with such a tile: `pack(out, first, neuron, place)`; `out` is

@@ -28,10 +28,10 @@ struct PackUnion {
         const uint4 eight = column[chunk ^ lane % 8];
         any |= eight.x | eight.y | eight.z | eight.w;
       }
-      const bool fires = (any & 0x7fff7fffu) != 0;
-      const uint32 fired = __ballot_sync(~0u, fires);
-      if (fires) {
-        const uint32 own = members + __popc(fired & ((1u << lane) - 1));
+      const bool is_active = (any & 0x7fff7fffu) != 0;
+      const uint32 active = __ballot_sync(~0u, is_active);
+      if (is_active) {
+        const uint32 own = members + __popc(active & ((1u << lane) - 1));
         neuron[place * tile_n + own] = static_cast<unsigned char>(start + lane);
         uint4* to = reinterpret_cast<uint4*>(value + (place * tile_n + own) * block_tokens);
 #pragma unroll 2
@@ -41,7 +41,7 @@ struct PackUnion {
           to[chunk + 1] = make_uint4(upper.z, lower.z, upper.w, lower.w);
         }
       }
-      members += __popc(fired);
+      members += __popc(active);
     }
     if (lane == 0 && first < m) count[place] = members;
   }

@@ -17,7 +17,7 @@ def add_analyze_parser(commands: Any) -> None:
     """Adds ``analyze`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "analyze",
-        help="count which neurons fire on real text",
+        help="count which neurons are active on real text",
         description="Runs held-out text through a model and writes statistics.json, and the "
         "patterns of its first tokens as traces.npz.",
     )
@@ -48,7 +48,7 @@ def _analyze(options: argparse.Namespace) -> None:
     path = find_checkpoint(options.source)
     out = options.out or results_place(options.source, path) / ANALYSIS_FOLDER
     check_out(out, is_folder=True)
-    from sparsellm.analyze.firing import analyze, held_out_corpora
+    from sparsellm.analyze.activity import analyze, held_out_corpora
     from sparsellm.analyze.trace import save_traces
     from sparsellm.device import default_dtype, pick_device
     from sparsellm.runs.huggingface.pretrained import load_pretrained
@@ -71,8 +71,8 @@ def _analyze(options: argparse.Namespace) -> None:
 
 
 _LEGEND = (
-    "mean, p50, p99, max: neurons that fire for a token; tile: the most of 256 adjacent ones",
-    "union 64, 128, 256: neurons that fire for at least one of so many neighbouring tokens",
+    "mean, p50, p99, max: neurons active for a token; tile: the most of 256 adjacent ones",
+    "union 64, 128, 256: neurons active for at least one of so many neighbouring tokens",
     "top 256, 512: share of all firings that so many neurons have; never: neurons without any",
 )
 
@@ -100,6 +100,6 @@ def table(statistics: dict[str, Any]) -> str:
         tokens = ", ".join(
             f"{t['text']!r} {t['nnz_mean']:.1f}" for t in statistics["tokens_by_nnz"][end][:8]
         )
-        label = f"frequent tokens for which the {which} neurons fire, on average"
+        label = f"frequent tokens for which the {which} neurons are active, on average"
         lines.append(f"{label}: {tokens or 'no token is frequent enough'}")
     return "\n".join(lines)

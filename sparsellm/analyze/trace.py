@@ -1,4 +1,4 @@
-"""Activation traces: which neurons fired for which token, one `Trace` per layer.
+"""Activation traces: which neurons were active for which token, one `Trace` per layer.
 
 A trace file (``.npz``) holds for each layer l ``count{l}``, the non-zeros of each token, and
 ``idx{l}``, the column indices of all tokens in a row, ascending within a token. Tokens are in
@@ -33,7 +33,7 @@ class Trace:
         return len(self.count_M)
 
     def pattern(self, device: torch.device | None = None) -> Tensor:
-        """(M, N) bool: which neurons fired for which tokens."""
+        """(M, N) bool: which neurons were active for which tokens."""
         rows = np.repeat(np.arange(self.num_tokens), self.count_M)
         at = torch.from_numpy(np.stack([rows, self.index.astype(np.int64)])).to(device)
         pattern_MN = torch.zeros(self.num_tokens, self.num_neurons, dtype=torch.bool, device=device)

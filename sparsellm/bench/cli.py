@@ -39,7 +39,7 @@ def ffn_options(parser: argparse.ArgumentParser) -> None:
     text = "shapes of the FFN: hidden size / neurons (default: 2048/5632)"
     shape = "K/N[/non-gated]"
     parser.add_argument("--shape", metavar=shape, default=["2048/5632"], help=text, **one_or_more)
-    text = "which neurons fire: as recorded, or synthetic (default: all three)"
+    text = "which neurons are active: as recorded, or synthetic (default: all three)"
     patterns = ("trace", "uniform", "skewed")
     parser.add_argument("--pattern", choices=patterns, default=patterns, help=text, **one_or_more)
     nnz = ("15", "30", "60", "120", "300", "50%")
@@ -93,7 +93,7 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
     one_or_more: dict[str, Any] = {"nargs": "+"}
     text = "recipes whose models generate (default: 2b and 0.5b)"
     parser.add_argument("--recipe", default=["2b", "0.5b"], help=text, **one_or_more)
-    text = "neurons that fire for a token on average, in every layer (default: 30)"
+    text = "neurons active for a token on average, in every layer (default: 30)"
     parser.add_argument("--nnz", type=float, default=30.0, help=text)
     text = "precisions of our side; the others are bf16 (default: own and fp8)"
     choices = ("own", "fp8")

@@ -142,7 +142,7 @@ def synthetic_layer(case: Case, device: torch.device) -> Layer:
 
 
 class Traced(NamedTuple):
-    """Inputs for all tokens of a recorded layer, for which the same neurons fire as there."""
+    """Inputs for all tokens of a recorded layer, for which the same neurons are active as there."""
 
     x_MK: Tensor
     w_NK: Tensor

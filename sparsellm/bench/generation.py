@@ -2,8 +2,9 @@
 
 The sides compute the same weights in bf16, greedily, by ``model.generate``: transformers' class as
 it is (eager) and with its static cache, which it compiles (static), and ours. Weights are random;
-one column of every gate is fitted so that the asked number of neurons fires for a token on average.
-A rate is that of the tokens after the first. Calls of the sides alternate; values are medians.
+one column of every gate is fitted so that the asked number of neurons is active for a token on
+average. A rate is that of the tokens after the first. Calls of the sides alternate; values are
+medians.
 """
 
 import argparse
@@ -117,7 +118,7 @@ def _same_weights(stock: HFModel) -> HFModel:
 
 
 def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
-    """Shifts every gate so that ``nnz`` neurons fire per token on average; returns that number.
+    """Shifts every gate so that ``nnz`` neurons are active per token on average; returns the mean.
 
     The first hidden feature is the same positive number for every token, and no layer changes it;
     its column of the gate is a threshold, layer by layer.
@@ -125,7 +126,7 @@ def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
     base = model.model
     base.embed_tokens.weight.normal_()
     base.embed_tokens.weight[:, 0] = 8.0
-    fired: list[Tensor] = []
+    active: list[Tensor] = []
 
     def fit(ffn: Any, arguments: tuple[Tensor, ...]) -> None:
         x_MK = arguments[0].flatten(0, -2)
@@ -135,7 +136,7 @@ def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
         num = max(round(nnz * len(x_MK)), 1)
         largest = (z_MN / x_MK[:, :1].float()).flatten().topk(num).values
         first_NK[:, 0] = -largest[-1].to(first_NK.dtype)
-        fired.append((x_MK @ first_NK.t() > 0).sum() / len(x_MK))
+        active.append((x_MK @ first_NK.t() > 0).sum() / len(x_MK))
 
     for layer in base.layers:
         layer.self_attn.o_proj.weight[0] = 0
@@ -146,7 +147,7 @@ def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
     finally:
         for hook in hooks:
             hook.remove()
-    return float(torch.stack(fired).mean())
+    return float(torch.stack(active).mean())
 
 
 def _ids(recipe: Recipe, batch: int, length: int, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsellm.analyze.firing import held_out_corpora, held_out_tokens, watch_ffns
+from sparsellm.analyze.activity import held_out_corpora, held_out_tokens, watch_ffns
 from sparsellm.bench.compare import compare, gpu
 from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe

@@ -28,10 +28,10 @@ def describe(x_MK: Tensor, w_NK: Tensor) -> tuple[float, float]:
     """Mean non-zeros per token of ``relu(x Wᵀ)``, and mean union of 64 neighbouring tokens."""
     nnz, union, weight = 0, 0, w_NK.float().t()
     for chunk in x_MK.split(64 * BLOCK_TOKENS):
-        fired = chunk.float() @ weight > 0
-        nnz += int(fired.sum())
-        padded = F.pad(fired, (0, 0, 0, -len(fired) % BLOCK_TOKENS))
-        union += int(padded.view(-1, BLOCK_TOKENS, fired.shape[1]).any(1).sum())
+        active = chunk.float() @ weight > 0
+        nnz += int(active.sum())
+        padded = F.pad(active, (0, 0, 0, -len(active) % BLOCK_TOKENS))
+        union += int(padded.view(-1, BLOCK_TOKENS, active.shape[1]).any(1).sum())
     return nnz / len(x_MK), union / -(-len(x_MK) // BLOCK_TOKENS)
 
 

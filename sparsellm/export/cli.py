@@ -28,11 +28,11 @@ def add_export_parsers(commands: Any) -> None:
     group = export.add_argument_group(
         "dead neurons",
         "The output is exact on the measured text; the command says how often a dropped neuron may "
-        "fire on other text.",
+        "be active on other text.",
     )
     text = (
-        "leave out FFN neurons that never fire on held-out text; all layers get the width that the "
-        "layer with the most living neurons needs, a multiple of 128"
+        "leave out FFN neurons that are never active on held-out text; all layers get the width "
+        "that the layer with the most living neurons needs, a multiple of 128"
     )
     group.add_argument("--drop-dead", action="store_true", help=text)
     text = "held-out tokens to measure on, in whole sequences (default: 1,048,576)"
@@ -84,7 +84,7 @@ def _export(options: argparse.Namespace) -> None:
 
     drop_dead = DropDead(**drop_options) if options.drop_dead else None
     if drop_dead:
-        print(f"measuring which neurons fire on {drop_dead.tokens:,} tokens", flush=True)
+        print(f"measuring which neurons are active on {drop_dead.tokens:,} tokens", flush=True)
     source, dropped = export(
         options.source,
         options.folder,

@@ -1,15 +1,15 @@
-"""`sparsellm export --drop-dead`: neurons that never fire are left out of an export.
+"""`sparsellm export --drop-dead`: neurons that are never active are left out of an export.
 
 A neuron whose gate is zero on a token adds exactly zero to the FFN's output. One that was zero on
 every measured token can be removed: on those tokens the outputs stay the same up to the order of
-summation. On other text it might fire; the report bounds how often.
+summation. On other text it might be active; the report bounds how often.
 
 Silence is measured with the weights that are exported, in the type in which they are exported, on
 held-out text. Training's own counters (statistics.py) cannot be used: the weights changed during
-their window, so a neuron that was silent then may fire now.
+their window, so a neuron that was silent then may be active now.
 
 Hugging Face's format has one intermediate_size for all layers, so the layer with the most neurons
-that fired decides the width. L layers, N intermediate_size before, W after, M tokens, K
+active on some token decides the width. L layers, N intermediate_size before, W after, M tokens, K
 hidden_size.
 """
 
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.analyze.firing import held_out_corpora, held_out_tokens, name_of, watch_ffns
+from sparsellm.analyze.activity import held_out_corpora, held_out_tokens, name_of, watch_ffns
 from sparsellm.export.drop_report import DropReport, LayerReport
 from sparsellm.ffn.activations import WITH_EXACT_ZEROS
 from sparsellm.ffn.training_path.module import SparseFFN
@@ -102,7 +102,7 @@ def drop_dead_neurons(
 def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tensor, int]:
     """Each neuron's highest pre-activation over all tokens, (L, N) fp32 on the CPU, and M.
 
-    A neuron fired if its peak is above zero, or NaN.
+    A neuron is active on some token if its peak is above zero, or NaN.
     """
     model = pretrained.model
     peaks: dict[int, Tensor] = {}
@@ -122,35 +122,35 @@ def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tenso
 def choose_kept(peak_LN: Tensor) -> Tensor:
     """The neurons that stay, (L, W) int64, ascending in each layer; all of them if W = N.
 
-    Those are all that fired, and to fill the common width the silent ones that came closest to
+    Those are all active ones, and to fill the common width the silent ones that came closest to
     it (the lowest number where several came equally close).
     """
     num_neurons = peak_LN.shape[1]
-    most = int(_fired(peak_LN).sum(1).max())
+    most = int(_is_active(peak_LN).sum(1).max())
     multiples = max(-(-most // WIDTH_MULTIPLE), 1)
     width = min(multiples * WIDTH_MULTIPLE, num_neurons)
-    # Those that fired have the highest peaks.
+    # The active ones have the highest peaks.
     ranked_LN = peak_LN.nan_to_num(nan=torch.inf).argsort(dim=1, descending=True, stable=True)
     return ranked_LN[:, :width].sort(dim=1).values
 
 
-def _fired(peak: Tensor) -> Tensor:
+def _is_active(peak: Tensor) -> Tensor:
     return ~(peak <= 0)  # NaN too
 
 
 def _layer_report(peak_N: Tensor, remaining_W: Tensor) -> LayerReport:
     is_dropped_N = torch.ones_like(peak_N, dtype=torch.bool).index_fill(0, remaining_W, False)
     dropped = is_dropped_N.nonzero()[:, 0].tolist()
-    fired = int(_fired(peak_N).sum())
+    num_active = int(_is_active(peak_N).sum())
     nearest = float(peak_N[is_dropped_N].max()) if dropped else None
-    return LayerReport(fired, len(peak_N) - fired, len(remaining_W), nearest, dropped)
+    return LayerReport(num_active, len(peak_N) - num_active, len(remaining_W), nearest, dropped)
 
 
 def _narrow_recipe(recipe: Recipe, width: int) -> Recipe:
     shape = recipe.model.model_copy(update={"intermediate_size": width})
     update: dict[str, Any] = {"model": shape}
     target = recipe.sparsity.target_nnz
-    if target is not None and target >= width:  # no recipe may have it: all neurons may fire
+    if target is not None and target >= width:  # no recipe may have it: all neurons may be active
         without = {"target_nnz": None, "target_per_layer": False}
         update["sparsity"] = recipe.sparsity.model_copy(update=without)
     return Recipe.model_validate(recipe.model_copy(update=update).model_dump())

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 DROP_DEAD_FILE = "drop_dead.json"
-_COLUMNS = ("layer", "fired", "never fired", "of these kept", "dropped", "nearest dropped")
+_COLUMNS = ("layer", "active", "never active", "of these kept", "dropped", "nearest dropped")
 
 
 @dataclass(frozen=True)
 class LayerReport:
     """One layer; fired + silent = N, kept + the dropped = N."""
 
-    fired: int  # neurons that fired for some token
-    silent: int  # that fired for none
-    kept: int  # W: all that fired, and the silent ones that came closest to firing
+    fired: int  # neurons active for some token
+    silent: int  # active for none
+    kept: int  # W: the active ones, and the silent ones that came closest to it
     nearest_dropped: float | None  # highest pre-activation of a dropped neuron on any token, ≤ 0
     dropped: list[int]  # their numbers before
 
@@ -50,10 +50,10 @@ class DropReport:
         ends = ""
         if self.tokens < self.tokens_asked // self.context_length * self.context_length:
             ends = f" ({self.tokens_asked:,} were asked for: its held-out text ends there)"
-        fired = [layer.fired for layer in self.layers]
+        num_active = [layer.fired for layer in self.layers]
         decided = (
-            f"layer {fired.index(max(fired))} decides, {max(fired):,} of its "
-            f"{self.intermediate_size_before:,} neurons fired; widths are multiples of "
+            f"layer {num_active.index(max(num_active))} decides, {max(num_active):,} of its "
+            f"{self.intermediate_size_before:,} neurons were active; widths are multiples of "
             f"{self.width_multiple}"
         )
         rows = [
@@ -84,21 +84,21 @@ on {self.device}:
             )
         return f"""{head}\
 Width {self.intermediate_size_before:,} → {self.intermediate_size:,} in every layer: {decided}.
-Where that leaves room, the neurons stay that came closest to firing ("nearest dropped" is how close
-a dropped one's pre-activation came to zero, above which it would have fired).
+Where that leaves room, the neurons stay that came closest to being active ("nearest dropped" is how
+close a dropped one's pre-activation came to zero, above which it would have been active).
 Saved: {self.parameters_saved:,} of {self.parameters_before:,} parameters
 ({self.parameters_saved / self.parameters_before:.1%}), {self.bytes_saved / 2**20:,.1f} MiB of \
 weights in {self.dtype}, {self._gate_gemm_saved:.1%} of the gate GEMM.{target}
 
 On the measured tokens the output is that of the whole model up to the order of summation: what was
-left out contributed zeros. On other text a dropped neuron might fire. Silent on {self.tokens:,}
-tokens, each fires for under {self._rate_bound:.2g} of the tokens with 95% confidence (3 over their
-number; each neuron alone, tokens taken as independent, text of the same kind in sequences of
-{self.context_length:,})."""
+left out contributed zeros. On other text a dropped neuron might be active. Silent on
+{self.tokens:,} tokens, each is active for under {self._rate_bound:.2g} of the tokens with 95%
+confidence (3 over their number; each neuron alone, tokens taken as independent, text of the same
+kind in sequences of {self.context_length:,})."""
 
     @property
     def _rate_bound(self) -> float:
-        # The rule of three: a neuron that fired for none of n tokens fires for under 3/n of them
+        # The rule of three: a neuron active for none of n tokens is active for under 3/n of them
         # with 95% confidence, (1 - 3/n)^n ≈ 0.05.
         return min(3 / self.tokens, 1.0)
 

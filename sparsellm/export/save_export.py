@@ -47,7 +47,7 @@ def export(
         dtype: ``bf16`` or ``fp32`` (bit-identical to the training weights).
         max_shard_size: such as ``4GB`` (10⁹ bytes); a larger tensor is a shard of its own.
         license_name: for the model card, such as ``apache-2.0``.
-        drop_dead: leave out the neurons that fire for no token of this text (export/drop_dead.py).
+        drop_dead: leave out the neurons active for no token of this text (export/drop_dead.py).
 
     Returns:
         The checkpoint that was exported, and what ``drop_dead`` found.

@@ -27,7 +27,7 @@ class Activation:
     # Hugging Face's `hidden_act`; without kernels `torch.nn.functional` has it under the same name.
     name: str
     title: str
-    # Whether it has exact zeros, so that neurons that fire, and dead ones, can be counted.
+    # Whether it has exact zeros, so that active neurons, and dead ones, can be counted.
     exact_zeros: bool
     kernels: Rectified | None = None  # how cuda/ computes it; None: layers cannot run sparse
 

@@ -36,7 +36,7 @@ _MAX_COPIES = 6
 # A normally distributed gate exceeds the first number of standard deviations for one token in 32,
 # and the second for one in 16: two and four tokens of a block. In real traces a column has 1.7 to
 # 2.5 tokens, and 3.8 to 5.4 in token order.
-_FIRES_ABOVE, _FIRES_ABOVE_IN_ORDER = 1.8627, 1.5341
+_ACTIVE_ABOVE, _ACTIVE_ABOVE_IN_ORDER = 1.8627, 1.5341
 
 
 def costs_of(call: Measured) -> Costs:
@@ -49,9 +49,10 @@ def costs_of(call: Measured) -> Costs:
 def measure_costs(call: Measured) -> Costs:
     """Times inference on random weights, dense and sparse, once per shape; waits for the GPU.
 
-    A bias decides which neurons fire, for all tokens, so that sparse is timed at two known unions;
-    its cost is linear in the union (the gate's GEMM, then work per member). The cost of TwELL is
-    linear in the non-zeros of a token, which here equal the union and are few enough for its tiles.
+    A bias decides which neurons are active, for all tokens, so that sparse is timed at two known
+    unions; its cost is linear in the union (the gate's GEMM, then work per member). The cost of
+    TwELL is linear in the non-zeros of a token, which here equal the union and are few enough for
+    its tiles.
     """
     if call.num_tokens <= MAX_DECODE_TOKENS:  # decoding uses no format
         call = call._replace(format="union")
@@ -81,7 +82,7 @@ def _measure_costs(call: Measured) -> Costs:
 
     def sparse_at(union: int) -> float:
         sparse = partial(inference.sparse, x_MK, format=format)
-        return median_ms([partial(sparse, w=_with_firing(w, union, 1e4)) for w in ffns])
+        return median_ms([partial(sparse, w=_with_active(w, union, 1e4)) for w in ffns])
 
     low_union, high_union = (n // 8, n // 2) if format == "union" else (n // 256 + 1, n // 64 + 2)
     line = (sparse_at(low_union), low_union), (sparse_at(high_union), high_union)
@@ -97,16 +98,16 @@ def _random_weights(call: Measured, matrix: Callable[[int, int], Tensor]) -> FFN
     return w._replace(quantised=quantised_rows(w.first[0])) if call.fp8 else w
 
 
-def _with_firing(w: FFNWeights, num_firing: int, bias: float) -> FFNWeights:
-    """``w`` with this bias for so many evenly spaced neurons; all others never fire."""
+def _with_active(w: FFNWeights, num_active: int, bias: float) -> FFNWeights:
+    """``w`` with this bias for so many evenly spaced neurons; all others are never active."""
     n = len(w.up_NK)
     bias_N = w.up_NK.new_full((n,), -1e4)
-    bias_N[torch.arange(num_firing, device=bias_N.device) * n // num_firing] = bias
+    bias_N[torch.arange(num_active, device=bias_N.device) * n // num_active] = bias
     return w._replace(b_up_N=bias_N) if w.gate_NK is None else w._replace(b_gate_N=bias_N)
 
 
 def _costs(dense: float, low: tuple[float, float], high: tuple[float, float]) -> Costs:
-    """Sparse costs are a line through two points: milliseconds, and how many neurons fire."""
+    """Sparse costs are a line through two points: milliseconds, and how many neurons are active."""
     per_neuron = max(high[0] - low[0], 0.0) / (high[1] - low[1])
     return Costs(dense, low[0] - per_neuron * low[1], per_neuron)
 
@@ -138,8 +139,8 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
     """Times forward and backward on random weights, dense and sparse; waits for the GPU.
 
     Both include statistics and the L1 term, as in training; dense is compiled if ``compiled``. A
-    bias keeps some neurons silent and lets each of the others fire for one token in 32, since the
-    cost of the weights' gradients also depends on the tokens per column (`_FIRES_ABOVE`). With
+    bias keeps some neurons silent and lets each of the others be active for one token in 32, since
+    the cost of the weights' gradients also depends on the tokens per column (`_ACTIVE_ABOVE`). With
     ``ordered``, sparse runs in a token order, with as many tokens per column as are usual there.
     The cost of TwELL depends on the non-zeros of a token, and not on the order. With ``fp8`` both
     sides compute in FP8 what training computes in FP8.
@@ -156,9 +157,9 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
     if ordered and format == "union":
         order_M = torch.randperm(num_tokens, generator=generator, device=device, dtype=torch.int32)
 
-    def sparse_at(num_firing: int) -> tuple[float, float]:
-        bias = -(_FIRES_ABOVE_IN_ORDER if ordered else _FIRES_ABOVE) * k**0.5
-        biased = _with_firing(w, num_firing, bias)
+    def sparse_at(num_active: int) -> tuple[float, float]:
+        bias = -(_ACTIVE_ABOVE_IN_ORDER if ordered else _ACTIVE_ABOVE) * k**0.5
+        biased = _with_active(w, num_active, bias)
 
         def step() -> FFNStats:
             weights = biased._replace(down_NK=transposed(w.down_KN, torch.bfloat16))

@@ -43,7 +43,7 @@ class Costs:
     """Milliseconds of a call of one FFN at one shape, in training with its backward pass."""
 
     dense: float
-    fixed: float  # sparse, if no neuron fires
+    fixed: float  # sparse, if no neuron is active
     # Sparse, for each neuron in the mean union of a block; in TwELL, for each active for a token.
     per_neuron: float
 

@@ -101,7 +101,7 @@ class Hybrid(NamedTuple):
     up: Tensor  # (M, W), x W_u at the non-zeros; (0, W) without W_g
     backup_gate: Tensor  # (R, N), dense; (0, N) without W_g
     backup_up: Tensor  # (R, N); without W_g h
-    table: Tensor  # (blocks, N) uint8: for how many of a block's ELL rows a neuron fires
+    table: Tensor  # (blocks, N) uint8: for how many of a block's ELL rows a neuron is active
 
     @property
     def num_heavy(self) -> int:

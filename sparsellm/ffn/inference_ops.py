@@ -70,7 +70,7 @@ define(
 def sparse_ffn(
     x_MK: Tensor, w: FFNWeights, dispatch: int = 0, token_M: Tensor | None = None
 ) -> Tensor:
-    """`reference.fatrelu_ffn`, computed only for the neurons that fire.
+    """`reference.fatrelu_ffn`, computed only for the active neurons.
 
     Args:
         x_MK: bf16 or fp16 and contiguous, like all tensors here; on a GPU of compute capability 8.0

@@ -66,15 +66,15 @@ def ffn_stats(h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> F
     active_MN = gate_MN.detach() != 0
     # Counting by block first reads the pattern only once.
     in_blocks_MN = active_MN if token_M is None else active_MN[token_M]
-    fired_BN = blocks_of(in_blocks_MN).sum(dim=1, dtype=torch.int32)
+    active_BN = blocks_of(in_blocks_MN).sum(dim=1, dtype=torch.int32)
     # fp32 keeps the result independent of how the batch is split, to fp32 rounding; float64
     # inputs (tests) stay float64.
     accumulate = torch.promote_types(h_MN.dtype, torch.float32)
     return FFNStats(
         l1_sum=h_MN.abs().sum(dtype=accumulate),
         nnz_M=active_MN.sum(dim=1, dtype=torch.int32),
-        fired_N=fired_BN.sum(dim=0, dtype=torch.int32),
-        union_sum=(fired_BN > 0).sum(),
+        active_N=active_BN.sum(dim=0, dtype=torch.int32),
+        union_sum=(active_BN > 0).sum(),
     )
 
 
@@ -258,7 +258,7 @@ def gradients_on(  # noqa: PLR0917
 
     They are those of x, W_g (if there is one), W_u and W_d, in their shapes.
 
-    ``∇h = ∇y W_dᵀ`` where the neuron fires, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
+    ``∇h = ∇y W_dᵀ`` where the neuron is active, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
     ``∇h_g = ∇h * h_u``; ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
     ``∇W_d = hᵀ ∇y``. As on tensor cores, factors are rounded to the type of x and sums are fp32
     (float64 for float64); ∇x has x's type, and the weights' gradients are not rounded. ∇y is by row

@@ -1,7 +1,7 @@
 """Token order: FFNs process the tokens of a micro-batch sorted, so that similar tokens are
 adjacent.
 
-An FFN computes each token independently. The union of the neurons that fire for 64 similar tokens
+An FFN computes each token independently. The union of the neurons active for 64 similar tokens
 is far smaller than that of 64 neighbours in the text, and the cost of the sparse kernels is linear
 in it. The sort key was chosen by measurement (benchmarks/LOG.md).
 """
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparsellm.ffn.types import TokenOrder
 
-# Many more neurons fire for a sequence's first tokens than for later ones, whatever they are.
+# Many more neurons are active for a sequence's first tokens than for later ones, whatever they are.
 EARLY_POSITIONS = 16
 
 # Bits of the key below the one for early positions, of 31 in all. Larger numbers lose bits, which

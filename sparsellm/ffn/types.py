@@ -21,7 +21,7 @@ DENSE_ROW_TILE = 128  # of the dense backup of the hybrid format
 MAX_DECODE_TOKENS = 64  # for up to this many tokens the kernels need no format
 # The types of tokens, weights and activations that the kernels take; training takes only bf16.
 ELEMENTS = (torch.bfloat16, torch.float16)
-# How kernels store an activation pattern: by the neurons that fire for any of 64 tokens
+# How kernels store an activation pattern: by the neurons active for any of 64 tokens
 # (cuda/common/union.cuh), or each token by itself, as the paper does (cuda/common/twell.cuh).
 Format = Literal["union", "twell"]
 # The token of a block at each place of a column, `token_at` of cuda/common/union.cuh.
@@ -36,8 +36,8 @@ class FFNStats(NamedTuple):
 
     l1_sum: Tensor  # () fp32, Σ over tokens and units of |h|
     nnz_M: Tensor  # (M,) int32, non-zero gate activations of each token
-    fired_N: Tensor  # (N,) int32, tokens for which each neuron fired
-    union_sum: Tensor  # () int64, Σ over blocks of 64 tokens of the neurons that fire for any
+    active_N: Tensor  # (N,) int32, tokens for which each neuron was active
+    union_sum: Tensor  # () int64, Σ over blocks of 64 tokens of the neurons active for any
     # () int64, tokens that the backward pass computes again; None for the union format, where the
     # capacity and `union_sum` tell whether it computes the whole pattern again.
     recomputed: Tensor | None = None
@@ -69,15 +69,15 @@ class FFNWeights(NamedTuple):
     threshold: float = 0.0  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
     relu_up: bool = False  # dReLU: relu(gate) * relu(up); with a gate, and at inference only
     activation: str = "relu"  # a name of `architecture.ACTIVATIONS` that has kernels
-    # In FP8: the matrix whose product decides which neurons fire. That product, pattern and values,
-    # is then computed from this; everything else from the matrices above.
+    # In FP8: the matrix whose product decides which neurons are active. That product, pattern and
+    # values, is then computed from this; everything else from the matrices above.
     quantised: QuantisedRows | None = None
     # W_d transposed and contiguous: the sparse kernels read this one.
     down_NK: Tensor | None = None
 
     @property
     def first(self) -> tuple[Tensor, Tensor | None]:
-        """The matrix whose product decides which neurons fire, and its bias."""
+        """The matrix whose product decides which neurons are active, and its bias."""
         if self.gate_NK is None:
             return self.up_NK, self.b_up_N
         return self.gate_NK, self.b_gate_N
@@ -124,7 +124,7 @@ class Room(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """An activation pattern, compact: a column is 64 tokens × one neuron that fires for any.
+    """An activation pattern, compact: a column is 64 tokens × one neuron active for any.
 
     C columns are reserved (the capacity). The first E = ``offset[-1]`` are filled, block by block,
     neurons in ascending order (kernels may choose another). Where E > C only `offset` is valid.
@@ -134,7 +134,7 @@ class Columns(NamedTuple):
 
     offset: Tensor  # (blocks + 1,) int32, first column of each block, then E
     neuron: Tensor  # (C,) int32
-    mask: Tensor  # (C,) int64, bit t: the neuron fires for token t of the block
+    mask: Tensor  # (C,) int64, bit t: the neuron is active for token t of the block
     gate: Tensor  # (C, 64), after the activation; (0, 64) without W_g
     up: Tensor  # (C, 64), x W_u of every token; without W_g its activation, which is h
     # (2,) int64, E again and the number of non-zeros. It is in host memory even for columns on a

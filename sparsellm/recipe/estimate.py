@@ -85,10 +85,10 @@ def _biased_projections(recipe: Recipe) -> str:
 
 
 def active_parameters(recipe: Recipe, nnz: float) -> int:
-    """Parameters that a token uses if ``nnz`` neurons of each layer fire for it.
+    """Parameters that a token uses if ``nnz`` neurons of each layer are active for it.
 
-    These are all but the rows of neurons that do not fire. The matrix that decides which neurons
-    fire (the gate, or up in an FFN without a gate) is used whole.
+    These are all but the rows of inactive neurons. The matrix that decides which neurons
+    are active (the gate, or up in an FFN without a gate) is used whole.
     """
     m, matrices = recipe.model, len(recipe.architecture.ffn_matrices)
     unused = (matrices - 1) * m.hidden_size * (m.intermediate_size - nnz)
@@ -116,14 +116,14 @@ def executed_flops_per_token(
     """FLOPs that are executed for one token, in forward and backward.
 
     These are the FLOPs of `train_flops_per_token` without those that sparse layers leave out. Such
-    layers compute the forward product that decides which neurons fire for all neurons, and
-    everything else for those that fire.
+    layers compute the forward product that decides which neurons are active for all neurons, and
+    everything else for those that are active.
     Activation checkpointing adds each block's forward a second time, and a teacher
     (`train.distillation`) a dense forward pass.
 
     Args:
         recipe: the run.
-        nnz_L: neurons that fire for a token, mean of each layer.
+        nnz_L: neurons active for a token, mean of each layer.
         sparse_L: whether each layer runs on the sparse kernels. If both are empty, none does.
     """
     k, n = recipe.model.hidden_size, recipe.model.intermediate_size

@@ -163,7 +163,7 @@ class FFNConfig(StrictModel):
     format: Literal["union", "twell"] = Field(
         "union",
         description="How the sparse kernels store activations: union keeps, for each block of 64 "
-        "tokens, the neurons that fire for any of them; twell is the paper's TwELL and hybrid "
+        "tokens, the neurons active for any of them; twell is the paper's TwELL and hybrid "
         "format",
     )
     ell_width: int = Field(
@@ -192,7 +192,7 @@ class SparsityConfig(StrictModel):
     l1_ramp_steps: NonNegativeInt = Field(0, description="Steps of the linear ramp from 0 to λ")
     target_nnz: PositiveFloat | None = Field(
         None,
-        description="Neurons that are to fire for a token, as the mean over tokens: after "
+        description="Neurons that are to be active for a token, as the mean over tokens: after "
         "l1_zero_steps a controller adjusts λ to it, starting at l1_coefficient; null keeps λ "
         "fixed",
     )
@@ -203,8 +203,8 @@ class SparsityConfig(StrictModel):
     )
     dead_window_tokens: PositiveInt = Field(
         1_048_576,
-        description="A neuron is dead if it has fired for none of the last so many tokens (of all "
-        "ranks)",
+        description="A neuron is dead if it was active for none of the last so many tokens (of "
+        "all ranks)",
     )
     reinit_rate: float = Field(
         0.0,
@@ -436,7 +436,7 @@ class RuntimeConfig(StrictModel):
     token_order: Literal["auto", "none"] = Field(
         "auto",
         description="auto: sparse FFNs process the tokens of a micro-batch sorted by token id, so "
-        "that fewer different neurons fire for each 64 tokens; none: in the order of the text",
+        "that fewer neurons are active for each 64 tokens; none: in the order of the text",
     )
 
 

@@ -61,9 +61,9 @@ class Sample(BaseModel):
 
 @dataclass(frozen=True)
 class Activity:
-    """How often each neuron fired over a window of training tokens."""
+    """How often each neuron was active over a window of training tokens."""
 
-    fired_LN: Tensor  # int64: tokens for which each neuron fired
+    active_LN: Tensor  # int64: tokens for which each neuron was active
     tokens: int  # length of the window in tokens
     step: int  # step of the checkpoint
 

@@ -90,7 +90,7 @@ def verdict(run: RunData) -> list[str]:
         sentences.append(f"{loss}; no held-out loss was measured.")
     if nnz := end["sparsity"]["nnz_mean"]:
         width = run.recipe.model.intermediate_size
-        zeros = f"{mean(nnz):,.1f} of {width:,} neurons fire for a token"
+        zeros = f"{mean(nnz):,.1f} of {width:,} neurons are active for a token"
         sentences.append(f"{zeros}: {1 - mean(nnz) / width:.1%} of the activations are zero.")
     rates = [r["tokens_per_second"] for r in run.train if r.get("tokens_per_second")]
     if rates:

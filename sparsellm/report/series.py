@@ -150,10 +150,10 @@ def _distribution(counts: list[int], width: int) -> dict[str, Line]:
 
 def _popularity(activity: Activity) -> Line:
     """The share of a layer's activations that its k most active neurons have, for k up to N."""
-    num_neurons = activity.fired_LN.shape[1]
+    num_neurons = activity.active_LN.shape[1]
     spread = [num_neurons ** (i / (POPULARITY_POINTS - 1)) for i in range(POPULARITY_POINTS)]
     ks = sorted({round(k) for k in spread})
-    sorted_LN = activity.fired_LN.double().sort(dim=1, descending=True).values
+    sorted_LN = activity.active_LN.double().sort(dim=1, descending=True).values
     cumulative_LN = sorted_LN.cumsum(1)
     share_LN = cumulative_LN / cumulative_LN[:, -1:].clamp(min=1)
     at_LK = share_LN[:, [k - 1 for k in ks]]

@@ -156,7 +156,7 @@ def analysis_tables(runs: list[RunData]) -> str:
             for number, layer in enumerate(run.analysis["layers"])
         ]
         head = ["Layer", "Non-zeros", "99th percentile", "Union of 64", "128", "256"]
-        head += ["Most in a tile of 256", "Share of the 256 most active", "Never fired"]
+        head += ["Most in a tile of 256", "Share of the 256 most active", "Never active"]
         ends = [
             [end, ", ".join(f"{t['text']!r} {t['nnz_mean']:.1f}" for t in ranked_tokens[:12])]
             for end, ranked_tokens in run.analysis["tokens_by_nnz"].items()

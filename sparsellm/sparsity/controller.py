@@ -39,12 +39,12 @@ class SparsityStatistics:
     num_tokens: int
     l1: float  # Σ|h|, mean over tokens and layers
     l1_coefficient: list[float]  # λ
-    nnz_mean: list[float]  # neurons that fired for a token
+    nnz_mean: list[float]  # neurons active for a token
     nnz_p50: list[int]
     nnz_p99: list[int]
     nnz_max: list[int]
     dead_fraction: list[float]  # neurons silent for `dead_window_tokens` or longer
-    union_mean: list[float]  # neurons that fired for any of 64 neighbouring tokens
+    union_mean: list[float]  # neurons active for any of 64 neighbouring tokens
     sparse: list[bool]  # computed by the sparse kernels
     recomputed: int  # patterns that the backward pass computed again, for want of room
     target_error: float | None  # smoothed non-zeros over the target, minus one
@@ -83,7 +83,7 @@ class SparsityController:
     Args:
         model: the model with all its `SparseFFN`, before or after wrapping it.
         optimizer: the optimizer, or several, whose steps are followed by `step`.
-        target_nnz: neurons that are to fire for a token, mean over tokens; λ is moved until they
+        target_nnz: neurons to be active for a token, mean over tokens; λ is moved until they
             do. None keeps λ at ``l1_coefficient``.
         target_per_layer: each layer has its own λ and reaches the target; otherwise one λ leads to
             it as the mean over layers.
@@ -91,7 +91,7 @@ class SparsityController:
             tokens and layers; with a target, where λ starts.
         l1_zero_steps: optimizer steps at the start for which λ is zero.
         warmup_steps: of the learning rate, in optimizer steps; λ moves more slowly meanwhile.
-        dead_window_tokens: a neuron that fired for none of so many tokens (of all ranks) is dead.
+        dead_window_tokens: a neuron active for none of so many tokens (of all ranks) is dead.
         embedding: of the model; it is called with the ids of all tokens that the FFNs compute. In
             training these then sort their tokens by id, so that the unions of 64 neighbouring
             tokens, and with them the cost of the sparse kernels, are about half as large. Results
@@ -226,8 +226,8 @@ class SparsityController:
         counts, neurons = self._counts, self._neurons
         assert neurons is not None
         counts.reduce(self._group)
-        refused = torch.zeros((), device=counts.fired_LN.device)
-        neurons.advance(counts.fired_LN, counts.num_tokens, refused)
+        refused = torch.zeros((), device=counts.active_LN.device)
+        neurons.advance(counts.active_LN, counts.num_tokens, refused)
         counts.send()
         if not self._costs_known:
             self._costs_known = True
@@ -424,7 +424,7 @@ class SparsityController:
         ffns = [ffn for ffn in self.ffns.values() if ffn.kernels == "auto"]
         assert self._call is not None
         tokens, dtype, compiled = self._call
-        device = self._counts.fired_LN.device if self._counts else torch.device("cpu")
+        device = self._counts.active_LN.device if self._counts else torch.device("cpu")
         if device.type != "cuda" or not ffns:
             return
         for ffn in ffns:
@@ -464,4 +464,4 @@ def _name_of(device: torch.device) -> str:
 
 
 def _device_name(counts: StepCounts | None) -> str | None:
-    return None if counts is None else _name_of(counts.fired_LN.device)
+    return None if counts is None else _name_of(counts.active_LN.device)

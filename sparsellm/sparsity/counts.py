@@ -34,7 +34,7 @@ class StepNumbers(NamedTuple):
     num_tokens: int
     l1_L: list[float]  # Σ|h|, mean over tokens
     nnz_L: list[float]  # non-zeros per token
-    union_L: list[float]  # neurons that fire for any of 64 neighbouring tokens, mean
+    union_L: list[float]  # neurons active for any of 64 neighbouring tokens, mean
     recomputed: int  # patterns that backward computed again, for want of room
     largest_union_L: list[int]  # columns, of this rank's micro-batches
 
@@ -52,14 +52,14 @@ class StepCounts:
         sizes = [num_layers, 1, 1, 1, num_layers, num_layers, num_layers]
         self._num_layers, self._sizes = num_layers, sizes
         num_read = sum(sizes)
-        num_fired = num_layers * num_neurons
-        num_all = num_read + num_fired + num_layers * (num_neurons + 1)
+        num_active = num_layers * num_neurons
+        num_all = num_read + num_active + num_layers * (num_neurons + 1)
         self._buffer = torch.zeros(num_all, dtype=torch.float64, device=device)
-        self._read, fired, histogram = self._buffer.split(
-            [num_read, num_fired, num_all - num_read - num_fired]
+        self._read, active, histogram = self._buffer.split(
+            [num_read, num_active, num_all - num_read - num_active]
         )
         self._at = _Slices(*self._read.split(sizes))
-        self.fired_LN = fired.view(num_layers, -1)
+        self.active_LN = active.view(num_layers, -1)
         self.histogram_LC = histogram.view(num_layers, -1)
         self._one = torch.ones((), dtype=torch.float64, device=device)
 
@@ -74,8 +74,8 @@ class StepCounts:
         at, num_tokens = self._at, stats[0].nnz_M.numel()
         nnz_LM = torch.stack([s.nnz_M for s in stats]).long()
         union_L = torch.stack([s.union_sum for s in stats])
-        most = self.fired_LN.shape[1]
-        fired = [F.pad(s.fired_N, (0, most - s.fired_N.numel())) for s in stats]
+        most = self.active_LN.shape[1]
+        active = [F.pad(s.active_N, (0, most - s.active_N.numel())) for s in stats]
         at.num_tokens.add_(num_tokens)
         at.num_blocks.add_(-(-num_tokens // BLOCK_TOKENS))
         at.l1_L.add_(torch.stack([s.l1_sum.detach() for s in stats]))
@@ -86,7 +86,7 @@ class StepCounts:
             if s.recomputed is not None:
                 at.recomputed.add_(s.recomputed > 0)
         torch.maximum(at.largest_union_L, union_L, out=at.largest_union_L)
-        self.fired_LN.add_(torch.stack(fired))
+        self.active_LN.add_(torch.stack(active))
         self.histogram_LC.scatter_add_(1, nnz_LM, self._one.expand_as(nnz_LM))
 
     @property

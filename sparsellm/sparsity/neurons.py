@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class SparsityStats:
-    """How long each neuron has been silent, and how often it fired in the last window of tokens.
+    """How long each neuron has been silent, and how often it was active in the last window.
 
     Args:
         num_layers: L.
@@ -34,19 +34,19 @@ class SparsityStats:
         self.activity_tokens = zeros()
 
     @torch.no_grad()
-    def advance(self, fired_LN: Tensor, num_tokens: int | Tensor, refused: Tensor) -> None:
+    def advance(self, active_LN: Tensor, num_tokens: int | Tensor, refused: Tensor) -> None:
         """Adds a step, unless it is refused; the host does not wait for that.
 
         Args:
-            fired_LN: number of tokens, of all ranks, for which each neuron fired.
+            active_LN: number of tokens, of all ranks, for which each neuron was active.
             num_tokens: of the step, over all ranks.
             refused: (), not zero if the step does not count.
         """
         accepted = refused == 0
-        fired_LN, tokens = (fired_LN * accepted).long(), accepted * num_tokens
-        silent = fired_LN == 0
+        active_LN, tokens = (active_LN * accepted).long(), accepted * num_tokens
+        silent = active_LN == 0
         self.silent_tokens_LN = torch.where(silent, self.silent_tokens_LN + tokens, 0)
-        self.window_fired_LN += fired_LN
+        self.window_fired_LN += active_LN
         self.window_seen_tokens += tokens
         # No branch: the host would wait here for the device, and the GPU then for the host.
         complete = self.window_seen_tokens >= self.window_tokens

@@ -1,4 +1,4 @@
-"""The controller that adjusts λ until `target_nnz` neurons fire for a token.
+"""The controller that adjusts λ until `target_nnz` neurons are active for a token.
 
 Users want a certain number of non-zeros, but the λ that leads to it depends on width, batch and
 learning rate. After every step the controller compares the step's non-zeros (of all ranks) with the
@@ -151,11 +151,12 @@ class TargetController:
         limit = math.log(MAX_FACTOR)
         for i, (log_l1, error) in enumerate(zip(self._log_l1, self._fast or (), strict=False)):
             where = f"in layer {i} " if len(self._log_l1) > 1 else ""
-            at = f"{where}{self._target * math.exp(error):.3g} neurons fire per token with λ at"
+            nnz = self._target * math.exp(error)
+            at = f"{where}{nnz:.3g} neurons are active per token with λ at"
             if log_l1 <= self._start - limit and error < -FAR:
                 yield (
                     "lowest",
-                    f"{at} its lowest, {math.exp(log_l1):.2g}: even then fewer neurons fire "
+                    f"{at} its lowest, {math.exp(log_l1):.2g}: even then fewer neurons are active "
                     f"than {self._section}target_nnz {self._target:g}; lower the target, or "
                     f"{self._restart} with a larger {self._model}intermediate_size or a lower "
                     f"{self._section}l1_coefficient",

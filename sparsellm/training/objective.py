@@ -28,8 +28,8 @@ class LossSums(NamedTuple):
     cross_entropy_sum: Tensor  # () fp32, nats
     l1_sum_L: Tensor  # (L,) fp32, Σ over tokens and units of |h|, layer by layer
     nnz_LBT: Tensor  # (L, B, T) int32, active neurons of each token
-    fired_LN: Tensor  # (L, N) int32, number of tokens for which each neuron fired
-    # (L,) int64, Σ over blocks of 64 tokens of the number of neurons that fire for any of them.
+    active_LN: Tensor  # (L, N) int32, number of tokens for which each neuron was active
+    # (L,) int64, Σ over blocks of 64 tokens of the number of neurons active for any of them.
     union_L: Tensor
     # () int64, layers with tokens that the backward pass recomputes; None without TwELL.
     recomputed: Tensor | None = None
@@ -104,7 +104,7 @@ class Objective(nn.Module):
             cross_entropy_sum=cross_entropy,
             l1_sum_L=torch.stack([s.l1_sum for s in stats]),
             nnz_LBT=torch.stack([s.nnz_M for s in stats]).view(-1, *inputs_BT.shape),
-            fired_LN=torch.stack([s.fired_N for s in stats]),
+            active_LN=torch.stack([s.active_N for s in stats]),
             union_L=torch.stack([s.union_sum for s in stats]),
             recomputed=torch.stack(recomputed).sum() if recomputed else None,
             divergence_sum=divergence,

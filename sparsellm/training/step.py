@@ -71,7 +71,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
         texts_2C=step.reader.texts_2C,
     )
     run.between_steps = False
-    run.stats.advance(counters.fired_LN, recipe.train.global_batch_tokens, refused)
+    run.stats.advance(counters.active_LN, recipe.train.global_batch_tokens, refused)
     counters.send(run.stats.dead_LN() if is_logged(recipe, number) else None)
     lr = _update(run, refused)
     if launch_next:

@@ -11,7 +11,12 @@ import torch
 from conftest import save_run
 from hypothesis import given, settings, strategies as st
 
-from sparsellm.analyze.firing import analyze, fired, held_out_corpora, held_out_tokens
+from sparsellm.analyze.activity import (
+    activation_patterns,
+    analyze,
+    held_out_corpora,
+    held_out_tokens,
+)
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, load_traces, save_traces
 from sparsellm.cli import main
@@ -103,7 +108,7 @@ def checkpoint(tiny):
 def test_traces_equal_the_statistics_of_the_model(checkpoint):
     pretrained = load_pretrained(checkpoint)
     tokens = torch.randint(257, (3, 32))
-    batches = list(fired(pretrained, iter([tokens[:2], tokens[2:]])))
+    batches = list(activation_patterns(pretrained, iter([tokens[:2], tokens[2:]])))
     assert torch.cat([batch_BT for batch_BT, _ in batches]).tolist() == tokens.tolist()
     for layer in range(2):
         active_MN = torch.cat([patterns[layer] for _, patterns in batches])
@@ -121,14 +126,14 @@ def test_traces_equal_the_statistics_of_the_model(checkpoint):
             pretrained.model.model(tokens, use_cache=False)
         block.forward = original
         assert active_MN.sum(1).tolist() == seen[0].nnz_M.tolist()
-        assert active_MN.sum(0).tolist() == seen[0].fired_N.tolist()
+        assert active_MN.sum(0).tolist() == seen[0].active_N.tolist()
 
 
 def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert main(["analyze", str(checkpoint), "--tokens", "512"]) == 0
     printed = capsys.readouterr().out
     assert "512 tokens, 64 neurons per layer" in printed
-    assert "frequent tokens for which the most neurons fire, on average: '" in printed
+    assert "frequent tokens for which the most neurons are active, on average: '" in printed
     found = json.loads((checkpoint / "analysis" / "statistics.json").read_text())
     shape = {"tokens": 512, "context_length": 32, "intermediate_size": 64}
     source = {"checkpoint": str(checkpoint), "step": 1, "corpus": "sample"}

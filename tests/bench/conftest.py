@@ -28,8 +28,8 @@ def traces(tmp_path, monkeypatch):
     """A trace of two layers, 200 tokens, 256 neurons, and its shape as the traced one."""
     generator, layers = np.random.default_rng(0), []
     for rate in (0.02, 0.06):
-        fired = generator.random((200, 256)) < rate
-        layers.append(Trace(fired.sum(1).astype(np.uint16), fired.nonzero()[1].astype("u2"), 256))
+        active = generator.random((200, 256)) < rate
+        layers.append(Trace(active.sum(1).astype(np.uint16), active.nonzero()[1].astype("u2"), 256))
     save_traces(tmp_path / "traces.npz", layers)
     monkeypatch.setattr(ffn_cases, "TRACED", GATED)
     return tmp_path / "traces.npz"
@@ -37,11 +37,11 @@ def traces(tmp_path, monkeypatch):
 
 @pytest.fixture
 def traces_with_ids(traces):
-    """That trace with token ids, four sequences, such that the same neurons fire for equal ids."""
+    """That trace with token ids, four sequences, with the same active neurons for equal ids."""
     layers, _ = load_traces(traces, 256)
-    fired = np.zeros((200, 257), bool)
-    fired[:, :256], fired[:, 256] = layers[0].pattern().numpy(), True
-    save_traces(traces, layers, fired.argmax(1).reshape(4, 50))
+    active = np.zeros((200, 257), bool)
+    active[:, :256], active[:, 256] = layers[0].pattern().numpy(), True
+    save_traces(traces, layers, active.argmax(1).reshape(4, 50))
     return traces
 
 

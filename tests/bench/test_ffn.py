@@ -227,10 +227,10 @@ def test_fewer_tokens_than_recorded_fire_as_recorded(traces):
     trace = load_traces(traces, 256)[0][1]
     traced = Traced(*fit_gate(trace.pattern(), 64), torch.from_numpy(trace.count_M.astype(int)))
     inputs = traced.layer(50)
-    fired = (inputs.x_MK.float() @ inputs.w_NK.float().t() > 0).sum(1)
+    active = (inputs.x_MK.float() @ inputs.w_NK.float().t() > 0).sum(1)
     count = trace.count_M.astype(int)
-    assert fired.tolist() in [count[start : start + 50].tolist() for start in (0, 50, 100, 150)]
-    assert inputs.nnz == fired.float().mean()
+    assert active.tolist() in [count[start : start + 50].tolist() for start in (0, 50, 100, 150)]
+    assert inputs.nnz == active.float().mean()
 
 
 def test_without_other_traces_those_of_the_checkout_are_measured(clock, traces, monkeypatch):

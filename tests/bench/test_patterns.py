@@ -24,8 +24,8 @@ def test_synthetic_gates_have_the_mean_asked_for_in_any_precision(pattern, m, k,
     assert (x.shape, w.shape) == ((m, k), (n, k))
     assert x.dtype == w.dtype == torch.bfloat16
     product = x.double() @ w.double().t()
-    fired = product > 0
-    assert fired.sum(1).double().mean() == pytest.approx(nnz, rel=0.02)
+    active = product > 0
+    assert active.sum(1).double().mean() == pytest.approx(nnz, rel=0.02)
     # fp32 holds every partial sum: any order of summation gives these bits.
     assert torch.equal((x.float() @ w.float().t()).double(), product)
     half = k // 2
@@ -39,14 +39,14 @@ def test_skewed_gates_are_like_a_trained_model_and_uniform_ones_are_not(nnz):
     for pattern in ("uniform", "skewed"):
         generator = torch.Generator().manual_seed(1)
         x, w = threshold_gate(pattern, 512, 128, 5632, nnz=nnz, generator=generator)
-        fired = x.float() @ w.float().t() > 0
-        count = fired.sum(1).float()
-        counts = fired.sum(0).sort(descending=True).values
+        active = x.float() @ w.float().t() > 0
+        count = active.sum(1).float()
+        counts = active.sum(0).sort(descending=True).values
         hot = float(counts[:256].sum() / counts.sum())
         figures[pattern] = (hot, float(count.quantile(0.99) / nnz), describe(x, w))
         mean, union = figures[pattern][2]
         assert mean == pytest.approx(float(count.mean()))
-        assert union == float(fired.view(8, 64, -1).any(1).sum(1).float().mean())
+        assert union == float(active.view(8, 64, -1).any(1).sum(1).float().mean())
     hot, heavy, (_, union) = figures["skewed"]
     assert 0.25 < hot < 0.5  # a real model: 33 to 50%
     assert heavy > 3

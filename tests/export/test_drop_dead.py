@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sparsellm import accelerate
-from sparsellm.analyze.firing import held_out_tokens
+from sparsellm.analyze.activity import held_out_tokens
 from sparsellm.cli import main
 from sparsellm.data.text.corpus import load_corpus
 from sparsellm.export.drop_dead import DropDead, choose_kept, drop_dead_neurons
@@ -27,7 +27,7 @@ from sparsellm.training.step import train_step
 
 NEURONS = 384
 TOKENS = 1024
-LIVING = (130, 77)  # neurons of each layer that fire; the first decides: 256
+LIVING = (130, 77)  # neurons of each layer that are active; the first decides: 256
 DROPPED = NEURONS - 256
 
 
@@ -35,7 +35,7 @@ def _checkpoint(recipe, living=LIVING):
     """A checkpoint whose layers have so many living neurons, and which ones they are.
 
     Element 0 of every token's state is 1 and stays it, so that after the norm it is positive: the
-    gate's weight for it decides whether a neuron always fires or never does.
+    gate's weight for it decides whether a neuron is always active or never is.
     """
     run = build_run(recipe)
     train_step(run, StopRequest())
@@ -49,7 +49,7 @@ def _checkpoint(recipe, living=LIVING):
             ffn.up_proj.weight.normal_(generator=generator).mul_(0.3)
             ffn.down_proj.weight.normal_(generator=generator).mul_(0.003)
             ffn.down_proj.weight[0] = 0
-            # Dead ones are further from firing the higher their number.
+            # Dead ones are further from being active the higher their number.
             ffn.pattern_weight[:, 0] = -torch.linspace(2, 9, NEURONS)
             ffn.pattern_weight[:, 1:] *= 1e-3
             ffn.pattern_weight[alive_A, 0] = 2
@@ -90,7 +90,7 @@ def test_the_measured_text_gives_the_same_logits(tiny, tmp_path, gated):
         whole.model.model.layers[0].mlp.down_proj.weight[:, min(alive[0])] = 0
     assert (_logits(whole.model, tokens_BT) - expected).abs().max() > 1e-3
 
-    # Every living neuron stays; of the silent ones those nearest to firing; in order.
+    # Every living neuron stays; of the silent ones those nearest to being active; in order.
     weights, before = load_file(out / "model.safetensors"), load_file(path / "model.safetensors")
     for layer, (neurons, found) in enumerate(zip(alive, report.layers, strict=True)):
         silent = [n for n in range(NEURONS) if n not in neurons]
@@ -139,7 +139,7 @@ def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cap
         assert "Width 384 → 256 in every layer: layer 0 decides, 130 of its 384" in said
         assert f"Saved: {saved:,} of " in said
         assert "MiB of weights in bf16, 33.3% of the gate GEMM" in said
-        assert "each fires for under 0.0029 of the tokens with 95%" in said
+        assert "each is active for under 0.0029 of the tokens with 95%" in said
     assert "feedforward width\n256, ReLU" in card
     assert "intermediate_size: 256" in card
 
@@ -189,7 +189,10 @@ def test_a_layer_that_decides_for_all_leaves_the_export_unchanged(tiny, tmp_path
     arguments = ["--drop-dead", "--drop-dead-tokens", "64"]
     assert main(["export", str(path), str(out), *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "Nothing dropped: layer 1 decides, 257 of its 384 neurons fired; widths are" in printed
+    assert (
+        "Nothing dropped: layer 1 decides, 257 of its 384 neurons were active; widths are"
+        in printed
+    )
     names = sorted(file.name for file in plain.iterdir())
     assert names == sorted(file.name for file in out.iterdir())
     assert all((plain / name).read_bytes() == (out / name).read_bytes() for name in names)
@@ -234,7 +237,7 @@ def test_a_neuron_that_fires_on_one_corpus_of_a_mixture_alone_stays(tiny, tmp_pa
     path, alive = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
     weights = load_file(path / "model.safetensors")
     dead = next(n for n in range(NEURONS) if n not in alive[0])
-    # In layer 0 it fires for a token whose embedding has a large element 5: that of "z".
+    # In layer 0 it is active for a token whose embedding has a large element 5: that of "z".
     embedding, gate = "model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight"
     weights[embedding][ord("z"), 5] = 1000
     weights[gate][dead, 5] = 1
@@ -276,18 +279,18 @@ def test_mistakes_are_named(tiny, tmp_path, capsys):
 @given(st.integers(1, 3), st.integers(1, 500), st.floats(0, 1), st.integers(0, 2**32 - 1))
 def test_all_that_fired_stay_and_the_nearest_fill_up(layers, neurons, share, seed):
     generator = torch.Generator().manual_seed(seed)
-    fires_LN = torch.rand(layers, neurons, generator=generator) < share
+    active_LN = torch.rand(layers, neurons, generator=generator) < share
     size_LN = torch.randint(1, 9, (layers, neurons), generator=generator).float()
-    peak_LN = torch.where(fires_LN, size_LN, 1 - size_LN)
-    peak_LN[fires_LN & (size_LN == 8)] = torch.nan  # overflowed: it is no zero
+    peak_LN = torch.where(active_LN, size_LN, 1 - size_LN)
+    peak_LN[active_LN & (size_LN == 8)] = torch.nan  # overflowed: it is no zero
     kept_LW = choose_kept(peak_LN)
     width = kept_LW.shape[1]
-    most = int(fires_LN.sum(1).max())
+    most = int(active_LN.sum(1).max())
     assert width in {neurons, max(-(-most // 128) * 128, 128)}
     assert most <= width <= neurons
-    for kept_W, fires_N, peak_N in zip(kept_LW, fires_LN, peak_LN, strict=True):
+    for kept_W, active_N, peak_N in zip(kept_LW, active_LN, peak_LN, strict=True):
         kept = kept_W.tolist()
-        silent = [n for n in range(neurons) if not fires_N[n]]
+        silent = [n for n in range(neurons) if not active_N[n]]
         nearest = sorted(silent, key=lambda n: (-float(peak_N[n]), n))
-        fired = fires_N.nonzero()[:, 0].tolist()
-        assert kept == sorted(fired + nearest[: width - len(fired)])
+        active = active_N.nonzero()[:, 0].tolist()
+        assert kept == sorted(active + nearest[: width - len(active)])

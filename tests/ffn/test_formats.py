@@ -26,8 +26,8 @@ densities = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0])
 def _activations(m: int, n: int, density: float, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(m, n, generator=generator).abs() + 0.01
-    fires = torch.rand(m, n, generator=generator) < density
-    return torch.where(fires, values, 0).bfloat16()
+    active = torch.rand(m, n, generator=generator) < density
+    return torch.where(active, values, 0).bfloat16()
 
 
 @settings(max_examples=40, deadline=None)
@@ -99,7 +99,7 @@ hybrid_cases = st.builds(
 
 
 def _problem(case):
-    """x, dy and weights in float64; a feature that is always 1 decides how many neurons fire."""
+    """x, dy and weights in float64; a feature that is always 1 decides how many are active."""
     m, k, n, _, _, density, gated, seed = case
     generator = torch.Generator().manual_seed(seed)
 
@@ -148,8 +148,8 @@ def test_the_hybrid_format_puts_each_row_where_it_belongs(case):
     assert torch.equal(on_neurons(saved.gate, saved, n)[light], pattern[light])
     for block in range(-(-m // 64)):
         own = slice(64 * block, 64 * (block + 1))
-        fired = (pattern[own][light[own]] != 0).sum(0)
-        assert torch.equal(saved.table[block].long(), fired)
+        active = (pattern[own][light[own]] != 0).sum(0)
+        assert torch.equal(saved.table[block].long(), active)
 
 
 @settings(max_examples=30, deadline=None)

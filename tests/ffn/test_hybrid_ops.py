@@ -13,7 +13,7 @@ from sparsellm.ffn.types import FFNWeights, MatrixGradients, StepShared, TokenOr
 
 
 def problem(m, k, n, gated, dtype=torch.float64):
-    """x and weights whose gates stay away from zero; about a third of the neurons fire."""
+    """x and weights whose gates stay away from zero; about a third of the neurons are active."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape):
@@ -23,7 +23,7 @@ def problem(m, k, n, gated, dtype=torch.float64):
     x[:, 0] = 1
     first = normal(n, k) * 0.01
     first[:, 0] = torch.where(torch.rand(n, generator=generator) < 0.3, 1.0, -1.0)
-    # Tokens that fire everything.
+    # Tokens that are active everything.
     first[:, 1], x[:, 1] = 5, torch.where(torch.rand(m, generator=generator) < 0.2, 1.0, 0.0)
     other, down = normal(n, k), normal(k, n)
     matrices = (first, other, down) if gated else (None, first, down)

@@ -26,8 +26,8 @@ def _weights(m: int, k: int, n: int, density: float, seed: int) -> tuple[torch.T
     x_MK = torch.randn(m, k, generator=generator, dtype=torch.float64)
     x_MK[:, 0] = 1
     w_gate_NK = torch.randn(n, k, generator=generator, dtype=torch.float64) * 0.01
-    fires = torch.rand(n, generator=generator) < density
-    w_gate_NK[:, 0] = torch.where(fires, 1.0, -1.0)
+    active = torch.rand(n, generator=generator) < density
+    w_gate_NK[:, 0] = torch.where(active, 1.0, -1.0)
     w_up_NK = torch.randn(n, k, generator=generator, dtype=torch.float64)
     w_down_KN = torch.randn(k, n, generator=generator, dtype=torch.float64)
     return x_MK, w_gate_NK, w_up_NK, w_down_KN
@@ -52,7 +52,7 @@ def test_gated_is_the_papers_formula_with_exact_statistics(shape, density, seed)
     np.testing.assert_allclose(y.numpy(), h @ w_down.numpy().T, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(float(stats.l1_sum), np.abs(h).sum(), rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(stats.nnz_M.numpy(), (gate != 0).sum(1))
-    np.testing.assert_array_equal(stats.fired_N.numpy(), (gate != 0).sum(0))
+    np.testing.assert_array_equal(stats.active_N.numpy(), (gate != 0).sum(0))
 
 
 @settings(max_examples=40, deadline=None)
@@ -120,12 +120,12 @@ def test_places_of_a_column_are_those_of_the_kernels():
 )
 def test_columns_block_by_block_and_back(shape, density, gated, seed):
     (m, n), generator = shape, torch.Generator().manual_seed(seed)
-    fires = torch.rand(m, n, generator=generator) < density
+    active = torch.rand(m, n, generator=generator) < density
     gate = torch.rand(m, n, generator=generator) + 0.1
-    gate, up = torch.where(fires, gate, 0), torch.randn(m, n, generator=generator)
+    gate, up = torch.where(active, gate, 0), torch.randn(m, n, generator=generator)
     expected = []  # (block, neuron), as the format says it
     for block in range(-(-m // 64)):
-        own = fires[64 * block : 64 * (block + 1)]
+        own = active[64 * block : 64 * (block + 1)]
         expected += [(block, neuron) for neuron in range(n) if own[:, neuron].any()]
     columns = columns_of(gate if gated else None, up if gated else gate, len(expected) + 3)
     pattern = columns.gate if gated else columns.up
@@ -136,11 +136,11 @@ def test_columns_block_by_block_and_back(shape, density, gated, seed):
         for place, token in enumerate(64 * block + t for t in TOKEN_AT):
             found = pattern[column, place]
             assert found == (gate[token, neuron] if token < m else 0)
-            fired = int(columns.mask[column]) >> token % 64 & 1
-            assert fired == (token < m and bool(fires[token, neuron]))
+            active = int(columns.mask[column]) >> token % 64 & 1
+            assert active == (token < m and bool(active[token, neuron]))
     assert torch.equal(dense_of(columns, pattern, m, n), gate)
     if gated:
-        member = torch.cat([own.any(0).expand_as(own) for own in fires.split(64)])
+        member = torch.cat([own.any(0).expand_as(own) for own in active.split(64)])
         assert torch.equal(dense_of(columns, columns.up, m, n), torch.where(member, up, 0))
     else:
         assert columns.gate.shape == (0, 64)

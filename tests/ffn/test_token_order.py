@@ -75,7 +75,7 @@ def test_the_module_computes_the_same_in_any_order(gated, capacity):
     torch.testing.assert_close(gradients_ordered, gradients)
     torch.testing.assert_close(stats_ordered.l1_sum, stats.l1_sum)
     assert torch.equal(stats_ordered.nnz_M, stats.nnz_M)
-    assert torch.equal(stats_ordered.fired_N, stats.fired_N)
+    assert torch.equal(stats_ordered.active_N, stats.active_N)
     gate_MN = F.relu(F.linear(x_BTK.view(300, 16), ffn.pattern_weight))
     for token_M, own in ((torch.arange(300), stats), (order.token_M, stats_ordered)):
         blocks = (gate_MN[token_M] != 0).split(64)

@@ -30,7 +30,7 @@ def _inputs(m, k, n, gated=True, *, dtype=torch.float64, seed=0):
 
 
 def _at_density(x_MK, w, density):
-    """The same, about that share firing; ``crazy row``: nothing but all of the last token."""
+    """The same, about that share active; ``crazy row``: nothing but all of the last token."""
     first = w.up_NK if w.gate_NK is None else w.gate_NK
     with torch.no_grad():  # a constant feature with a large weight
         x_MK[:, 0] = 1
@@ -60,10 +60,10 @@ def _assert_equal_to_dense(x_MK, w, capacity):
     assert torch.equal(y_MK, expected_MK)
     assert torch.equal(stats.l1_sum, l1)
     assert torch.equal(stats.nnz_M, active_MN.sum(1, dtype=torch.int32))
-    assert torch.equal(stats.fired_N, active_MN.sum(0, dtype=torch.int32))
+    assert torch.equal(stats.active_N, active_MN.sum(0, dtype=torch.int32))
     blocks = active_MN.split(64)
     assert int(stats.union_sum) == sum(int(block.any(0).sum()) for block in blocks)
-    assert not any(t.requires_grad for t in (stats.nnz_M, stats.fired_N, stats.union_sum))
+    assert not any(t.requires_grad for t in (stats.nnz_M, stats.active_N, stats.union_sum))
     dy_MK = torch.randn(y_MK.shape, dtype=y_MK.dtype)
     found = torch.autograd.grad((y_MK * dy_MK).sum() + 0.7 * stats.l1_sum, _present(x_MK, w))
     expected = torch.autograd.grad((expected_MK * dy_MK).sum() + 0.7 * l1, _present(x_MK, w))

@@ -119,7 +119,7 @@ def order_of(m: int) -> TokenOrder:
 
 
 def train(m: int, k: int, n: int) -> None:
-    """Forward and backward; few, half or all fire, with room for them and without; in an order."""
+    """Forward and backward; few, half or all active, with room for them or not; in an order."""
     worst = -(-m // BLOCK_TOKENS) * n
     x_MK, dy_MK, other_NK, down_KN = matrix(m, k), matrix(m, k), matrix(n, k), matrix(k, n)
     for level, gated, dtype, capacity, order in (

@@ -35,7 +35,7 @@ class Case(NamedTuple):
     fp8: bool = False
 
 
-# Threshold 100: nothing fires; a bias of 100: everything does.
+# Threshold 100: nothing is active; a bias of 100: everything is.
 CASES = [
     Case(1, 8, 8, 0.0),
     Case(2, 8, 16, 0.0, gated=False, bias=0.5),
@@ -96,7 +96,7 @@ def linear64(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 
 def expected(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, int, float]:
-    """y, how many neurons fire, and the part of y that a gate next to the threshold decides.
+    """y, how many neurons are active, and the part of y that a gate next to the threshold decides.
 
     The gate is rounded before it meets the threshold.
     """
@@ -107,10 +107,10 @@ def expected(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, int, float]:
     in_doubt = may_go_either_way(gate_MN, w.threshold, x_MK.dtype)
     gate_MN = gate_MN.to(x_MK.dtype).double()
     open_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
-    fires = gate_MN > w.threshold
-    right = linear64(torch.where(fires, open_MN, 0), w.down_KN, w.b_down_K)
+    active = gate_MN > w.threshold
+    right = linear64(torch.where(active, open_MN, 0), w.down_KN, w.b_down_K)
     doubt = linear64(torch.where(in_doubt, open_MN, 0), w.down_KN, None)
-    return right, int(fires.any(0).sum()), float(doubt.norm() / right.norm().clamp(min=1e-30))
+    return right, int(active.any(0).sum()), float(doubt.norm() / right.norm().clamp(min=1e-30))
 
 
 def relative(found: Tensor, right: Tensor) -> float:

@@ -73,8 +73,8 @@ def test_gates_are_the_product_of_the_e4m3_numbers(case):
     union.gate_union(t.x_MK, of_gate, found)
     gate = dense(found, case.m, case.n)
     near = (exact - case.threshold).abs() <= slack
-    fires = torch.where(near, gate != 0, exact > case.threshold)
-    assert relative(gate, torch.where(fires, exact, 0)) < 6e-3
+    active = torch.where(near, gate != 0, exact > case.threshold)
+    assert relative(gate, torch.where(active, exact, 0)) < 6e-3
 
     if case.m <= 10_000:
         packed = twell.empty_twell(case.m, case.n, t.x_MK.device)
@@ -107,7 +107,7 @@ def _check_training(shape, gated, format, room):
         module = SparseFFN(k, n, gated=gated, kernels="sparse")
     for parameter in module.parameters():
         parameter.data = randn(*parameter.shape) / parameter.shape[1] ** 0.5
-    # x has a mean of 1: neurons fire for a token in 60, a few for every other token.
+    # x has a mean of 1: neurons are active for a token in 60, a few for every other token.
     module.pattern_weight.data[n // 64 :] -= 3.0 / k
     module = module.to(torch.bfloat16)
     module.use_fp8()

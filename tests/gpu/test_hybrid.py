@@ -81,7 +81,7 @@ def check(kernels, x, w, width, backup_rows, *, choose):
     right_y, right = output_of(gate, up, wide(w), token)
     assert error(y, right_y) < 1.2e-2
     assert float(stats.l1_sum) == pytest.approx(float(right.l1_sum), rel=1e-2, abs=1e-3)
-    assert int(stats.nnz_M.sum()) == int(stats.fired_N.sum())
+    assert int(stats.nnz_M.sum()) == int(stats.active_N.sum())
     assert int(stats.union_sum) == pytest.approx(int(right.union_sum), rel=1e-2, abs=3)
     pattern = up if gate is None else gate
     expected = hybrid_of(gate, up, room)
@@ -147,7 +147,7 @@ def test_a_backup_that_ends_within_a_row_tile(kernels):
     x = torch.randn(m, k, device=device()).bfloat16()
     up = (torch.randn(n, k, device=device()) / k**0.5).bfloat16()
     down = (torch.randn(k, n, device=device()) / n**0.5).bfloat16()
-    w = FFNWeights(None, up, down)  # half of it fires: every row is heavy
+    w = FFNWeights(None, up, down)  # half of it is active: every row is heavy
     for rows in (0, 1, 100, 200):
         with named(f"{rows} rows"):
             assert check(kernels, x, w, 128, rows, choose=random.Random(0)) == m

@@ -220,6 +220,6 @@ def test_dispatch_runs_dense_where_all_fire_and_sparse_where_few_do():
             assert error(found, right) < 1.2e-2
         assert dispatch.paths() == {4096: path}
         # Exact: what the blocks of 64 fire between them.
-        fires = (torch.nn.functional.linear(x_MK.float(), gate_NK.float()) + bias) > 0
-        union = fires.view(-1, 64, n).any(1).sum(1).double().mean()
+        active = (torch.nn.functional.linear(x_MK.float(), gate_NK.float()) + bias) > 0
+        union = active.view(-1, 64, n).any(1).sum(1).double().mean()
         assert int(dispatch.observed[12]) == pytest.approx(float(union), rel=0.01)

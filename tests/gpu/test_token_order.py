@@ -21,7 +21,7 @@ def _normal(*shape, scale=1.0, seed=0):
 
 
 def _ffn(m, k, n, bias, loud=None):
-    """Few neurons fire; for every ``loud``-th token all do."""
+    """Few neurons are active; for every ``loud``-th token all do."""
     x_MK = _normal(m, k)
     gate_NK, up_NK = (_normal(n, k, scale=k**-0.5, seed=seed) for seed in (1, 2))
     x_MK[:, -1], gate_NK[:, -1] = 1.0, bias
@@ -72,7 +72,7 @@ def test_sorting_waits_for_nothing_and_can_be_captured():
         assert torch.equal(captured.token_M, expected.token_M)
 
 
-# Of a block's first tokens all neurons fire: with 5,632 of them in several parts.
+# Of a block's first tokens all neurons are active: with 5,632 of them in several parts.
 @each(
     [
         (4096, 256, 5632, -2.6, 1000),
@@ -159,17 +159,17 @@ def _check_training(*, compiled):
     def run(x, order):
         with torch.autocast("cuda", torch.bfloat16):
             y_MK, stats = sparse_ffn_training(x * 2, FFNWeights(*weights), 64 * 5632, order)
-        return y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N
+        return y_MK, stats.l1_sum, stats.nnz_M, stats.active_N
 
     if compiled:
         torch.compiler.reset()
         run = torch.compile(run, fullgraph=True)
     outcomes = []
     for given in (None, order, order):
-        y_MK, l1_sum, nnz_M, fired_N = run(x, given)
+        y_MK, l1_sum, nnz_M, active_N = run(x, given)
         loss = (y_MK * dy_MK).sum() + 0.01 * l1_sum
         gradients = torch.autograd.grad(loss, [x, *weights])
-        outcomes.append((y_MK, l1_sum, nnz_M, fired_N, *gradients))
+        outcomes.append((y_MK, l1_sum, nnz_M, active_N, *gradients))
     plain, ordered, repeated = outcomes
     assert all(torch.equal(a, b) for a, b in zip(ordered, repeated, strict=True))
     assert torch.equal(plain[2], ordered[2])

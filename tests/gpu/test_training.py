@@ -334,7 +334,7 @@ def test_sharded_training_resumes_to_the_same_losses(tiny_overrides):
 
 @pytest.mark.slow
 def test_sparse_kernels_train_to_the_losses_of_dense_ones(sparse_kernels, tiny_overrides, cli_here):
-    """Through the time when half of the neurons fire, and on when little room is left to few."""
+    """While half of the neurons are active, and later, when little room is left to few."""
     overrides = [*tiny_overrides, *UNEVEN, "model.intermediate_size=2048", "runtime.precision=bf16"]
     overrides += ["train.micro_batch_size=2", "train.steps=48", "sparsity.l1_coefficient=0.03"]
     overrides += ["sparsity.dead_window_tokens=1536", "validation.every_steps=24"]

@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 
 
 class Case(NamedTuple):
-    """A shape; ``bias`` shifts all gates: -100 silences them, with 5 all neurons fire.
+    """A shape; ``bias`` shifts all gates: -100 silences them, with 5 all neurons are active.
 
-    For every ``loud``-th token all neurons fire, as for the first ones of sequences.
+    For every ``loud``-th token all neurons are active, as for the first ones of sequences.
     """
 
     m: int
@@ -121,7 +121,7 @@ def check(case: Case, ordered: bool) -> None:
     active_MN = gate_MN != 0
     # A gate within fp32 rounding of zero may go either way.
     assert (stats.nnz_M - active_MN.sum(1)).abs().max() <= 1
-    assert (stats.fired_N - active_MN.sum(0)).abs().max() <= 2
+    assert (stats.active_N - active_MN.sum(0)).abs().max() <= 2
     dx = x.grad if token_M is None else x.grad[token_M]
     expected = (dx, None if gate is None else gate.grad, up.grad, down.grad.t())
     for own, repeated, right in zip(found, again, expected, strict=True):
@@ -141,7 +141,7 @@ def gradients_of(given: BackwardInputs) -> tuple[Tensor | None, ...]:
 
 def check_statistics(case: Case, token_M: Tensor | None, found, again) -> None:
     """Those of the columns, which two forward passes (statistics, what is saved) find alike."""
-    (l1_sum, nnz_M, fired_N, union_sum, _), saved = found
+    (l1_sum, nnz_M, active_N, union_sum, _), saved = found
     other_stats, again = again
     blocks, used = -(-case.m // 64), int(saved.offset[-1])
     assert int(union_sum) == used
@@ -150,7 +150,7 @@ def check_statistics(case: Case, token_M: Tensor | None, found, again) -> None:
     assert used == int(F.pad(active_MN, (0, 0, 0, -case.m % 64)).view(blocks, 64, -1).any(1).sum())
     nnz_of_rows_M = nnz_M if token_M is None else nnz_M[token_M]
     assert torch.equal(nnz_of_rows_M, active_MN.sum(1, dtype=torch.int32))
-    assert torch.equal(fired_N, active_MN.sum(0, dtype=torch.int32))
+    assert torch.equal(active_N, active_MN.sum(0, dtype=torch.int32))
     bit_P = 1 << torch.tensor(TOKEN_AT, device=nnz_M.device)
     assert torch.equal(saved.mask[:used], (pattern_CP[:used] * bit_P).sum(1))
     if case.loud is not None:
@@ -165,7 +165,7 @@ def check_statistics(case: Case, token_M: Tensor | None, found, again) -> None:
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_nan_stays_with_its_token(gated):
-    """All its neurons fire; those past N, which a tile has, do not."""
+    """All its neurons are active; those past N, which a tile has, do not."""
     from sparsellm.ffn.kernels import union_training
 
     case = Case(200, 136, 776, -1.0, gated)
@@ -174,12 +174,12 @@ def test_nan_stays_with_its_token(gated):
     d_l1 = torch.tensor(LAMBDA, device=x_MK.device)
     with poisoned():
         room = Room(4 * case.n)
-        y_MK, (_, nnz_M, fired_N, *_), saved = union_training.forward(x_MK, w, room)
+        y_MK, (_, nnz_M, active_N, *_), saved = union_training.forward(x_MK, w, room)
         given = BackwardInputs(dy_MK, d_l1, x_MK, w, saved)
         dx_MK, *_ = gradients_of(given)
     others = torch.arange(case.m, device=x_MK.device) != 70
     assert nnz_M[70] == case.n
-    assert fired_N.min() >= 1
+    assert active_N.min() >= 1
     assert y_MK[70].isnan().all()
     assert y_MK[others].isfinite().all()
     assert dx_MK[others].isfinite().all()

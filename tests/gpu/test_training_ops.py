@@ -38,7 +38,7 @@ class Case(NamedTuple):
     m: int
     k: int
     n: int
-    kind: str = "uniform"  # of KINDS: which neurons fire for which tokens
+    kind: str = "uniform"  # of KINDS: which neurons are active for which tokens
     density: float = 0.02
     gated: bool = True
     dtype: torch.dtype = BF16  # of weights
@@ -85,7 +85,7 @@ def problem_of(case: Case, seed: int = 0) -> Problem:
 
     root_k = 2 ** round(torch.tensor(k).log2().item() / 2)
     x, first, up = integers(m, k), integers(n, k), integers(n, k)
-    # How far above its mean a gate's standard Gaussian has to be to fire.
+    # How far above its mean a gate's standard Gaussian has to be to be active.
     normal_law = torch.distributions.Normal(0, 1)
     level = float(normal_law.icdf(torch.tensor(1 - case.density)))
     level_N, level_M = torch.full((n,), level, device=DEVICE), torch.zeros(m, device=DEVICE)
@@ -100,7 +100,7 @@ def problem_of(case: Case, seed: int = 0) -> Problem:
     elif case.kind == "first tokens":
         place = torch.arange(m, device=DEVICE) % 100
         level_M = -(level + 1) * torch.exp(-place / 4)
-    elif case.kind == "topics":  # the same neurons fire for neighbours
+    elif case.kind == "topics":  # the same neurons are active for neighbours
         x = integers(-(-m // 48), k, std=0.9 * STEPS).repeat_interleave(48, 0)[:m]
         x = (x + integers(m, k, std=0.4 * STEPS)).clamp(-127, 127)
     elif case.kind in ("none", "all"):
@@ -138,11 +138,11 @@ def _integer(values: Tensor) -> Tensor:
     return values.round().bfloat16().float()
 
 
-PATTERN = ("nnz", "fired", "union")
+PATTERN = ("nnz", "active", "union")
 
 
 class Outcome(NamedTuple):
-    """What is checked: y, l1 and gradients by name; the pattern: nnz (M,), fired (N,), union ()."""
+    """What is checked: y, l1, gradients by name; the pattern: nnz (M,), active (N,), union ()."""
 
     values: dict[str, Tensor]
     pattern: tuple[Tensor, Tensor, Tensor]
@@ -173,7 +173,7 @@ def sparse(p: Problem, capacity: int | None = None) -> Outcome:
     """By the operators; ``capacity``: None holds any pattern."""
     capacity = p.worst if capacity is None else capacity
     y_MK, stats = sparse_ffn_training(p.x_MK, p.w, capacity)
-    return _outcome(p, y_MK, stats.l1_sum, (stats.nnz_M, stats.fired_N, stats.union_sum))
+    return _outcome(p, y_MK, stats.l1_sum, (stats.nnz_M, stats.active_N, stats.union_sum))
 
 
 class Activations(NamedTuple):
@@ -455,7 +455,7 @@ def test_compiled_with_weights_as_transposed_views():
 
     def run(x_MK: Tensor, w: FFNWeights):
         y_MK, stats = sparse_ffn_training(x_MK, w, p.worst)
-        return y_MK, stats.l1_sum, (stats.nnz_M, stats.fired_N, stats.union_sum)
+        return y_MK, stats.l1_sum, (stats.nnz_M, stats.active_N, stats.union_sum)
 
     compiled = torch.compile(run, fullgraph=True)
     assert_same(sparse(p), _outcome(turned, *compiled(turned.x_MK, turned.w)))
@@ -493,7 +493,7 @@ def test_under_autocast_fp32_weights_have_unrounded_gradients(gated):
     wide = p._replace(x_MK=p.x_MK.detach().float().requires_grad_())
     with torch.autocast(DEVICE.type, BF16):
         y_MK, stats = sparse_ffn_training(wide.x_MK, wide.w, wide.worst)
-    pattern = (stats.nnz_M, stats.fired_N, stats.union_sum)
+    pattern = (stats.nnz_M, stats.active_N, stats.union_sum)
     found = _outcome(wide, y_MK, stats.l1_sum, pattern)
     assert (y_MK.dtype, stats.l1_sum.dtype) == (BF16, torch.float32)
     assert found.values["x_MK"].dtype == torch.float32
@@ -513,7 +513,7 @@ def test_recomputation_changes_no_bit(share):
         return sparse_ffn_training(x_MK, p.w, capacity)
 
     y_MK, stats = checkpoint(run, p.x_MK, use_reentrant=False)
-    pattern = (stats.nnz_M, stats.fired_N, stats.union_sum)
+    pattern = (stats.nnz_M, stats.active_N, stats.union_sum)
     assert_same(sparse(p), _outcome(p, y_MK, stats.l1_sum, pattern))
 
 
@@ -547,7 +547,7 @@ def test_compiled_whole(gated, mode):
     def run(x_MK: Tensor, w: FFNWeights, capacity: int):
         # Something to compile around the operators, exact however it is fused.
         y_MK, stats = sparse_ffn_training(x_MK * 2 / 2, w, capacity)
-        return y_MK * 2 / 2, stats.l1_sum, (stats.nnz_M, stats.fired_N, stats.union_sum)
+        return y_MK * 2 / 2, stats.l1_sum, (stats.nnz_M, stats.active_N, stats.union_sum)
 
     torch.compiler.reset()
     compiled = torch.compile(run, fullgraph=True, mode=mode)
@@ -650,7 +650,7 @@ def test_the_module_computes_the_same_by_either_path(gated, activation):
 
     for own, usual in zip(wrong("sparse"), wrong("dense"), strict=True):
         assert own <= SLACK * usual + FLOOR
-    # A gate within rounding of zero may fire or not.
+    # A gate within rounding of zero may be active or not.
     for own, usual in zip(outcomes["sparse", BF16][1], outcomes["dense", BF16][1], strict=True):
         assert float((own.double() - usual.double()).abs().sum() / usual.double().sum()) < 1e-3
     ffn.float()

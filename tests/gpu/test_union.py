@@ -51,14 +51,14 @@ def _check_packing(m, n, threshold, element):
     found = union_cases.dense(union, m, n)
     assert torch.equal(found.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))
 
-    # Members are exactly the neurons that fire, in ascending order, and their zeros are +0.
+    # Members are exactly the active neurons, in ascending order, and their zeros are +0.
     count, neuron, value, total = map(union.arrays.tensor, ("count", "neuron", "value", "total"))
     blocks, tiles = count.shape
-    fires = torch.zeros(blocks * 64, tiles * 256, dtype=torch.bool, device="cuda")
-    fires[:m, :n] = expected != 0
-    fires = fires.view(blocks, 64, tiles, 256).any(1)
-    assert torch.equal(count.long(), fires.sum(2))
+    active = torch.zeros(blocks * 64, tiles * 256, dtype=torch.bool, device="cuda")
+    active[:m, :n] = expected != 0
+    active = active.view(blocks, 64, tiles, 256).any(1)
+    assert torch.equal(count.long(), active.sum(2))
     member = torch.arange(256, device="cuda") < count[:, :, None]
-    assert torch.equal(neuron[member].long(), fires.nonzero()[:, 2])
+    assert torch.equal(neuron[member].long(), active.nonzero()[:, 2])
     assert not (value[member].view(torch.int16) == -(2**15)).any()
     assert torch.equal(total.long(), count.sum(1).long())

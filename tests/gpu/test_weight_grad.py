@@ -45,7 +45,7 @@ CASES = [
     Case(1000, 520, 264, 0.05),
     Case(1000, 520, 264, 0.05, gated=False),
     Case(300, 1544, 776, 0.02, dtype=BF16),
-    Case(300, 200, 776, 1.1, uneven=False),  # all neurons fire
+    Case(300, 200, 776, 1.1, uneven=False),  # all neurons are active
     Case(300, 200, 776, 0.0, uneven=False, spare=1),  # nothing does
     Case(300, 200, 776, 0.0, gated=False, dtype=BF16, uneven=False, spare=50_000),
     Case(4096, 136, 520, 0.02),  # split groups
@@ -90,12 +90,12 @@ class Inputs(NamedTuple):
     d_up: Tensor
     x_MK: Tensor
     dy_MK: Tensor
-    fires_MN: Tensor
+    active_MN: Tensor
     dense: tuple[Tensor | None, Tensor, Tensor | None, Tensor]  # gate, up, d_gate, d_up; bf16
 
 
 def pattern_of(case: Case, device: torch.device) -> Tensor:
-    """Which neurons fire for each token; (M, N) bool, the same every time."""
+    """Which neurons are active for each token; (M, N) bool, the same every time."""
     generator = torch.Generator(device).manual_seed(case.m + case.n)
 
     def rand(*shape: int) -> Tensor:
@@ -104,32 +104,32 @@ def pattern_of(case: Case, device: torch.device) -> Tensor:
     chance: Tensor | float = case.density
     if case.uneven:
         chance = chance * 4 * rand(case.m, 1) ** 3 * 6 * rand(1, case.n) ** 5
-    fires = rand(case.m, case.n) < chance
+    is_active = rand(case.m, case.n) < chance
     if case.uneven:
-        fires |= (rand(case.m, 1) < 2 / case.m) | (rand(1, case.n) < 2 / case.n)
-        fires &= (rand(case.m, 1) > 0.2) & (rand(1, case.n) > 0.3)
+        is_active |= (rand(case.m, 1) < 2 / case.m) | (rand(1, case.n) < 2 / case.n)
+        is_active &= (rand(case.m, 1) > 0.2) & (rand(1, case.n) > 0.3)
         # Neighbours fall silent together, so that whole blocks and groups do.
-        fires &= (rand(-(-case.m // 100), 1) > 0.2).repeat_interleave(100, 0)[: case.m]
-    return fires
+        is_active &= (rand(-(-case.m // 100), 1) > 0.2).repeat_interleave(100, 0)[: case.m]
+    return is_active
 
 
-def columns_of(fires_MN: Tensor, spare: int = 0) -> Columns:
+def columns_of(active_MN: Tensor, spare: int = 0) -> Columns:
     """The pattern as columns; what is beyond them is not to be read."""
-    m, n = fires_MN.shape
+    m, n = active_MN.shape
     blocks = -(-m // BLOCK_TOKENS)
-    padded = fires_MN.new_zeros(blocks * BLOCK_TOKENS, n)
-    padded[:m] = fires_MN
+    padded = active_MN.new_zeros(blocks * BLOCK_TOKENS, n)
+    padded[:m] = active_MN
     tokens_BTN = padded.view(blocks, BLOCK_TOKENS, n)
     block, neuron = tokens_BTN.any(1).nonzero(as_tuple=True)
-    bit = torch.ones(BLOCK_TOKENS, dtype=torch.int64, device=fires_MN.device)
-    bit <<= torch.arange(BLOCK_TOKENS, device=fires_MN.device)
-    mask = torch.zeros(blocks, n, dtype=torch.int64, device=fires_MN.device)
+    bit = torch.ones(BLOCK_TOKENS, dtype=torch.int64, device=active_MN.device)
+    bit <<= torch.arange(BLOCK_TOKENS, device=active_MN.device)
+    mask = torch.zeros(blocks, n, dtype=torch.int64, device=active_MN.device)
     for token in range(BLOCK_TOKENS):  # all at once would take 8 bytes a pair
         mask += tokens_BTN[:, token] * bit[token]
-    offset = torch.zeros(blocks + 1, dtype=torch.int32, device=fires_MN.device)
+    offset = torch.zeros(blocks + 1, dtype=torch.int32, device=active_MN.device)
     offset[1:] = torch.bincount(block, minlength=blocks).cumsum(0)
-    beyond = torch.full((spare,), -1, device=fires_MN.device)
-    none = torch.empty(0, BLOCK_TOKENS, dtype=BF16, device=fires_MN.device)
+    beyond = torch.full((spare,), -1, device=active_MN.device)
+    none = torch.empty(0, BLOCK_TOKENS, dtype=BF16, device=active_MN.device)
     neuron, mask = torch.cat((neuron, beyond)).int(), torch.cat((mask[block, neuron], beyond))
     return Columns(offset, neuron, mask, gate=none, up=none, needed=offset[-1:])
 
@@ -153,18 +153,18 @@ def values_of(columns: Columns, dense_MN: Tensor) -> Tensor:
 
 def inputs_of(case: Case, device: torch.device) -> Inputs:
     """Random, the same every time; NaN wherever nothing may be read."""
-    fires = pattern_of(case, device)
-    columns = columns_of(fires, case.spare)
+    is_active = pattern_of(case, device)
+    columns = columns_of(is_active, case.spare)
     generator = torch.Generator(device).manual_seed(1)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, generator=generator).bfloat16()
 
     def active() -> Tensor:
-        return randn(case.m, case.n).masked_fill_(~fires, float("nan"))
+        return randn(case.m, case.n).masked_fill_(~is_active, float("nan"))
 
     up, d_up = active(), active()
-    gate = randn(case.m, case.n).abs_().masked_fill_(~fires, 0) if case.gated else None
+    gate = randn(case.m, case.n).abs_().masked_fill_(~is_active, 0) if case.gated else None
     d_gate = active() if case.gated else None
     dense = (gate, up, d_gate, d_up)
     values = [None if matrix is None else values_of(columns, matrix) for matrix in dense]
@@ -172,7 +172,7 @@ def inputs_of(case: Case, device: torch.device) -> Inputs:
     if values[0] is not None:
         columns = columns._replace(gate=values[0])
     columns = columns._replace(up=values[1])
-    return Inputs(columns, *values[2:], x_MK, dy_MK, fires, dense)
+    return Inputs(columns, *values[2:], x_MK, dy_MK, is_active, dense)
 
 
 def grads_of(
@@ -188,30 +188,30 @@ def grads_of(
     return out
 
 
-def _check_sums(found: Tensor, values_MN: Tensor, fires_MN: Tensor, rows_MK: Tensor) -> None:
+def _check_sums(found: Tensor, values_MN: Tensor, active_MN: Tensor, rows_MK: Tensor) -> None:
     """Each element within rounding of float64's: of the result's dtype, and of fp32 sums."""
-    values = values_MN.masked_fill(~fires_MN, 0).double()
+    values = values_MN.masked_fill(~active_MN, 0).double()
     expected = values.t() @ rows_MK.double()
     size = values.abs().t() @ rows_MK.double().abs()
     rounding = 2.0**-8 if found.dtype == BF16 else 0.0
     error = (found.double() - expected).abs()
     assert bool((error <= 1e-5 * size + rounding * expected.abs()).all()), error.max()
-    assert not found[~fires_MN.any(0)].any()
+    assert not found[~active_MN.any(0)].any()
 
 
 def check_against_float64(case: Case, t: Inputs) -> None:
     """All gradients of one case."""
-    nnz = int(t.fires_MN.sum())  # no more scratch memory than that
+    nnz = int(t.active_MN.sum())  # no more scratch memory than that
     found_gate, found_up, found_down = grads_of(case, t, num_nonzeros=nnz)
     gate, up, d_gate, d_up = t.dense
     for found in (found_gate, found_up, found_down):
         assert found is None or (found.dtype, found.shape) == (case.dtype, (case.n, case.k))
-    _check_sums(found_up, d_up, t.fires_MN, t.x_MK)
-    _check_sums(found_down, up if gate is None else gate * up, t.fires_MN, t.dy_MK)
+    _check_sums(found_up, d_up, t.active_MN, t.x_MK)
+    _check_sums(found_down, up if gate is None else gate * up, t.active_MN, t.dy_MK)
     assert (found_gate is None) == (d_gate is None)
     if found_gate is not None:
         assert d_gate is not None
-        _check_sums(found_gate, d_gate, t.fires_MN, t.x_MK)
+        _check_sums(found_gate, d_gate, t.active_MN, t.x_MK)
 
 
 def _device() -> torch.device:
@@ -249,8 +249,8 @@ def test_the_same_bits_every_time(case):
 
 def test_hot_groups_are_split_within_bounds():
     case = CASES[11]
-    fires = pattern_of(case, _device())
-    groups = group_columns(columns_of(fires), case.n, slices=1)
+    is_active = pattern_of(case, _device())
+    groups = group_columns(columns_of(is_active), case.n, slices=1)
     unit, control = groups.arrays.tensor("unit"), groups.counters.tensor("control")
     units = unit[: int(control[0])].tolist()
     slots = [slot for *_, slot, _, parts in units if parts > 1]
@@ -260,7 +260,7 @@ def test_hot_groups_are_split_within_bounds():
     assert neurons.sort().values.tolist() == list(range(case.n))
     done: dict[int, int] = {}
     for group, rows, _, pieces, first_row, *_ in units:
-        assert rows == int(fires[:, neurons[group * 32 : group * 32 + 32]].any(1).sum())
+        assert rows == int(is_active[:, neurons[group * 32 : group * 32 + 32]].any(1).sum())
         assert first_row == 64 * done.get(group, 0)
         done[group] = done.get(group, 0) + pieces
         assert 64 * done[group] < rows + 64 or rows == 0

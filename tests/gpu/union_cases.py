@@ -34,7 +34,7 @@ class Case(NamedTuple):
         return of_bf16 * torch.finfo(self.element).eps / torch.finfo(torch.bfloat16).eps
 
 
-# Threshold 100: nothing fires; a bias of 100: everything does.
+# Threshold 100: nothing is active; a bias of 100: everything is.
 CASES = [
     Case(1, 8, 8, 0.0, None),
     Case(64, 64, 256, 1.0, None),
@@ -174,8 +174,8 @@ def check_against_float64(kernels: ModuleType, case: Case) -> None:
     exact = linear64(t.x_MK, t.w_gate_NK, t.b_gate_N)
     gate = dense(union, m, n)
     near = (exact - threshold).abs() <= ROUNDING * threshold
-    fires = torch.where(near, gate != 0, exact > threshold)
-    assert _relative(gate, torch.where(fires, exact, 0)) < case.rounds(4e-3)
+    active = torch.where(near, gate != 0, exact > threshold)
+    assert _relative(gate, torch.where(active, exact, 0)) < case.rounds(4e-3)
 
     kernels.union_up(t.x_MK, t.weights(threshold), union)
     up = linear64(t.x_MK, t.w_up_NK, None)

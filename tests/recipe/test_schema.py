@@ -166,7 +166,7 @@ def test_executed_flops_are_those_of_the_gate_and_of_what_fires(gated):
     left = [2 * k * n + (3 * matrices - 1) * 2 * k * nnz for nnz in nnz_L]
     flops = executed_flops_per_token(recipe, nnz_L, [True] * layers)
     assert flops == dense - layers * ffn + sum(left)
-    assert left[-1] == ffn  # where every neuron fires
+    assert left[-1] == ffn  # where every neuron is active
     assert executed_flops_per_token(recipe, nnz_L, [False] * layers) == dense
     again = load_recipe("debug", [shape, "runtime.activation_checkpointing=true"])
     blocks = dense - 6 * recipe.padded_vocab_size * k
@@ -179,7 +179,7 @@ def test_executed_flops_are_those_of_the_gate_and_of_what_fires(gated):
 @pytest.mark.parametrize("size", ["0.5b", "1b", "1.5b", "2b"])
 def test_of_four_times_the_neurons_a_token_uses_few(size):
     recipe = load_recipe(size, ["model.intermediate_size=22528", "sparsity.target_nnz=60"])
-    # Whatever fires, the gate is used whole.
+    # Whatever is active, the gate is used whole.
     layers, k, n = recipe.model.num_hidden_layers, recipe.model.hidden_size, 22_528
     expected = count_parameters(recipe).total - layers * 2 * k * (n - 60)
     assert active_parameters(recipe, 60) == expected

@@ -220,12 +220,12 @@ def _snapshot(stats, trainer):
 def test_popularity_is_the_share_of_the_most_active(tiny):
     recipe = tiny("model.num_hidden_layers=2")
     path = write_run(recipe, [record(recipe, 2)])
-    fired = torch.zeros(2, 64, dtype=torch.int64)
-    fired[0, 10], fired[0, 3], fired[0, 5] = 6, 3, 1  # layer 1 is silent
+    active = torch.zeros(2, 64, dtype=torch.int64)
+    active[0, 10], active[0, 3], active[0, 5] = 6, 3, 1  # layer 1 is silent
     tensors = {
-        "activity_LN": torch.zeros_like(fired),
+        "activity_LN": torch.zeros_like(active),
         "activity_tokens": torch.tensor(0),  # no window is complete: the open one is shown
-        "window_fired_LN": fired,
+        "window_fired_LN": active,
         "window_seen_tokens": torch.tensor(512),
     }
     folder = saver.save(path / "checkpoints", _snapshot(tensors, {"step": 2}), keep=1)

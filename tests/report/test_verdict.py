@@ -23,7 +23,7 @@ def test_it_says_loss_zeros_and_speed():
     assert verdict(run(losses=[3.0, 2.0], ends=["stopped (SIGTERM)", "finished"])) == [
         "120 of 120 steps, 983,040 tokens.",
         "The held-out loss is 2.0000 nats per token.",
-        "3.5 of 352 neurons fire for a token: 99.0% of the activations are zero.",
+        "3.5 of 352 neurons are active for a token: 99.0% of the activations are zero.",
         "1,000 tokens/s.",
     ]
 

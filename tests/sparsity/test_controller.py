@@ -123,14 +123,14 @@ def test_statistics_are_those_counted_by_hand():
     model = Model("sparse")
     with torch.no_grad():
         for ffn in model.ffns:
-            ffn.gate_proj.weight[: N // 4].zero_()  # these never fire
+            ffn.gate_proj.weight[: N // 4].zero_()  # these are never active
     controller, optimizer = controlled(model, dead_window_tokens=80)
     assert controller.statistics() is None
-    fired = []
+    active = []
     for x in batches(2):
         _, l1_L, gates = by_hand(model, x)
         nnz = torch.stack([(gate != 0).sum(1) for gate in gates])
-        fired.append(torch.stack([(gate != 0).any(0) for gate in gates]))
+        active.append(torch.stack([(gate != 0).any(0) for gate in gates]))
         model(x)
         controller.l1_loss()
         optimizer.step()
@@ -142,11 +142,11 @@ def test_statistics_are_those_counted_by_hand():
     assert found.nnz_max == nnz.max(1).values.tolist()
     assert found.nnz_p50 == nnz.sort(1).values[:, 19].tolist()
     assert found.nnz_p99 == nnz.max(1).values.tolist()
-    silent = ~(fired[0] | fired[1])
+    silent = ~(active[0] | active[1])
     assert silent.any()
     assert found.dead_fraction == pytest.approx(silent.double().mean(1).tolist())
     assert torch.equal(torch.stack(list(controller.dead_neurons().values())), silent)
-    assert found.union_mean == pytest.approx(fired[1].sum(1).tolist())  # one block of 40 tokens
+    assert found.union_mean == pytest.approx(active[1].sum(1).tolist())  # one block of 40 tokens
     assert list(controller.ffns) == ["ffns.0", "ffns.1", "ffns.2"]
 
 
@@ -274,7 +274,7 @@ def test_layers_choose_kernels_by_what_was_counted_alone_or_together():
         model = Model("auto")
         for ffn in model.ffns:
             ffn.use_kernels("auto", Costs(dense=1.0, fixed=0.1, per_neuron=0.01))
-        with torch.no_grad():  # the first layer never fires
+        with torch.no_grad():  # the first layer is never active
             model.ffns[0].gate_proj.weight.zero_()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         controller = SparsityController(model, optimizer, switch_together=together)

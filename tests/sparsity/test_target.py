@@ -94,7 +94,7 @@ def test_layers_have_their_own_and_a_dense_phase_has_none():
     assert same == pytest.approx(1e-3)
     assert abs(controller.error) == pytest.approx(9, rel=0.01)
     for step in range(40, 10_000):
-        controller.observe(step, [0, 0, 0])  # no neuron fires
+        controller.observe(step, [0, 0, 0])  # no neuron is active
     assert controller.l1_by_layer(10_000) == pytest.approx([1e-7] * 3)
 
 
@@ -135,7 +135,7 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
 @pytest.mark.parametrize(
     ("nnz", "steps", "during", "at_the_end"),
     [
-        (10.0, 300, "its lowest, 1e-05: even then fewer neurons fire", "-67% off"),
+        (10.0, 300, "its lowest, 1e-05: even then fewer neurons are active", "-67% off"),
         (90.0, 300, "its highest, 1e.03, more than sparsity.target_nnz 30; raise", "200% off"),
         (0.0, 20, "silenced nearly all neurons.* such as 0.001 instead of 0.1", "-100% off"),
         (40.0, 20, None, "λ was still moving: train longer, .* 0.32"),

@@ -26,7 +26,7 @@ class Forward(NamedTuple):
 
     cross_entropy: Tensor  # () mean over tokens, nats
     l1_L: Tensor  # (L,) Σ|h| / tokens
-    active_LBTN: Tensor  # bool: neurons that fire
+    active_LBTN: Tensor  # bool: active neurons
 
 
 class PlainModel:

@@ -153,9 +153,9 @@ def test_statistics_and_averages_are_those_of_the_steps_that_were_taken(train):
                 _assert_named(skipped.pop(index + 1), watched_V, average_V)
                 continue
         taken.append(index)
-        fired_LN, tokens = active_LBTN.sum((1, 2)), active_LBTN[0, ..., 0].numel()
-        silent_LN = torch.where(fired_LN > 0, 0, silent_LN + tokens)
-        window_LN, window_tokens = window_LN + fired_LN, window_tokens + tokens
+        active_LN, tokens = active_LBTN.sum((1, 2)), active_LBTN[0, ..., 0].numel()
+        silent_LN = torch.where(active_LN > 0, 0, silent_LN + tokens)
+        window_LN, window_tokens = window_LN + active_LN, window_tokens + tokens
         if window_tokens >= WINDOW:
             activity_LN, window_LN, window_tokens = window_LN, torch.zeros_like(window_LN), 0
         record = by_step.pop(index + 1)
@@ -176,7 +176,7 @@ def test_statistics_and_averages_are_those_of_the_steps_that_were_taken(train):
 
 
 def _measured(model, tokens_BT1):
-    """Loss and norm of the gradient; which neurons fire."""
+    """Loss and norm of the gradient; which neurons are active."""
     found = model(tokens_BT1)
     model.stock.zero_grad()
     (found.cross_entropy + 0.02 * found.l1_L.mean()).backward()

@@ -34,7 +34,7 @@ def _active(seed: int, density: float, batch: int = B) -> torch.Tensor:
 
 
 def _counted(*micro_batches: torch.Tensor) -> Counters:
-    """The counters of a step in which these neurons fire, (L, B, T, N) bool."""
+    """The counters of a step in which these neurons are active, (L, B, T, N) bool."""
     layout = CounterLayout(load_recipe("debug", [*TINY, *SHAPE]), CPU)
     ffns = [SparseFFN(8, N, gated=True) for _ in range(L)]
     counters = Counters(layout, ffns, micro_batches[0][0, ..., 0].numel(), len(micro_batches))
@@ -44,7 +44,7 @@ def _counted(*micro_batches: torch.Tensor) -> Counters:
                 cross_entropy_sum=torch.tensor(1.5),
                 l1_sum_L=L1_L,
                 nnz_LBT=active_LBTN.sum(-1, dtype=torch.int32),
-                fired_LN=active_LBTN.sum((1, 2), dtype=torch.int32),
+                active_LN=active_LBTN.sum((1, 2), dtype=torch.int32),
                 union_L=UNION_L,
             )
         )
@@ -58,7 +58,7 @@ def _reading(counters: Counters, dead_LN: torch.Tensor):
 
 
 def _feed(stats: SparsityStats, active_LBTN: torch.Tensor, refused: torch.Tensor = TAKEN) -> None:
-    stats.advance(_counted(active_LBTN).fired_LN, B * T, refused)
+    stats.advance(_counted(active_LBTN).active_LN, B * T, refused)
 
 
 @settings(max_examples=25, deadline=None)
@@ -107,7 +107,7 @@ def test_split_into_micro_batches_and_ranks_changes_nothing(monkeypatch):
         counters.send(none_dead)
         assert counters.read().sparsity == expected.sparsity
         assert counters.read().nnz_L == expected.nnz_L
-        assert torch.equal(counters.fired_LN, active.sum((1, 2)).double())
+        assert torch.equal(counters.active_LN, active.sum((1, 2)).double())
 
 
 def test_passes_over_the_text_are_means_over_the_sequences_of_all_ranks(monkeypatch):
@@ -153,7 +153,7 @@ def test_a_step_over_its_limits_is_refused(spoilt, value):
 def test_sums_of_integers_are_exact_where_fp32_is_not():
     counters = _counted(_active(seed=3, density=0.5))
     counters._at.union_L.fill_(2**24)
-    counters.fired_LN.fill_(2**40)
+    counters.active_LN.fill_(2**40)
     counters.add(
         LossSums(
             torch.tensor(0.0),
@@ -164,7 +164,7 @@ def test_sums_of_integers_are_exact_where_fp32_is_not():
         )
     )
     assert counters._at.union_L.tolist() == [2**24 + 1] * L
-    assert (counters.fired_LN == 2**40 + 1).all()
+    assert (counters.active_LN == 2**40 + 1).all()
 
 
 def test_dead_is_silence_for_the_whole_window_and_ends_with_one_activation():

@@ -187,7 +187,7 @@ def test_a_dead_neuron_alone_is_reinitialised_after_the_step(tiny):
     weight_NK = run.ffns[0].pattern_weight
     try:
         with torch.no_grad():
-            weight_NK[3] = 0  # never fires, and has no gradient
+            weight_NK[3] = 0  # is never active, and has no gradient
         before_NK = weight_NK.detach().clone()
         train_step(run, StopRequest())
     finally:

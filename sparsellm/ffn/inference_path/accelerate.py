@@ -109,13 +109,13 @@ def accelerate(
             ``none`` keeps the natural order.
         precision: ``own`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
             scale per token and per neuron, in the one product of an FFN that decides which neurons
-            fire, where it runs on the sparse kernels, in the linear layers of attention and in the
-            one that returns the logits. Results then differ from the dense model's by FP8 rounding,
-            a few percent of the output of an FFN or a layer. In calls of up to 64 tokens only the
-            FFN's weights are e4m3. It requires an Ada, Hopper or newer GPU, and keeps these weights
-            in 8 bits too. These copies follow the weights: call it again only after a change
-            through ``.data``, of weights that were made in inference mode (they count no changes),
-            or to a compiled model.
+            are active, where it runs on the sparse kernels, in the linear layers of attention and
+            in the one that returns the logits. Results then differ from the dense model's by FP8
+            rounding, a few percent of the output of an FFN or a layer. In calls of up to 64 tokens
+            only the FFN's weights are e4m3. It requires an Ada, Hopper or newer GPU, and keeps
+            these weights in 8 bits too. These copies follow the weights: call it again only after a
+            change through ``.data``, of weights that were made in inference mode (they count no
+            changes), or to a compiled model.
 
     Returns:
         What was accelerated, and what looks like an FFN but was not, with the reasons.

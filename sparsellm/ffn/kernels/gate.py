@@ -30,7 +30,7 @@ def compute_gate(
     Args:
         format: of the result.
         x_MK: the tokens.
-        w: the FFN; its `first` matrix decides which neurons fire.
+        w: the FFN; its `first` matrix decides which neurons are active.
         out: the kernels' arguments for the result, by name; they are the same on every GPU.
         token_M: (M,) int32, the row of x that each row of the result comes from; None where it is
             the same. Only in the union format, and only if `union.gathers` is true.

@@ -75,7 +75,7 @@ def forward(
     dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, backup, token_M=token_M)
     assert dense_l1 is not None
     l1_sum = l1.sum() + dense_l1.sum()
-    return y_MK, FFNStats(l1_sum, nnz_M, backup.fired_N, backup.union_sum), saved
+    return y_MK, FFNStats(l1_sum, nnz_M, backup.active_N, backup.union_sum), saved
 
 
 def _fill(
@@ -92,8 +92,8 @@ def _fill(
     backup = twell.KeptRows(
         gate=saved.backup_gate if len(saved.backup_gate) else None,
         up=saved.backup_up,
-        fired_N=saved.length.new_zeros(n),
-        fired_bits=saved.length.new_empty(blocks, -(-n // 32)),
+        active_N=saved.length.new_zeros(n),
+        active_bits=saved.length.new_empty(blocks, -(-n // 32)),
         union_sum=saved.length.new_zeros((), dtype=torch.int64),
     )
     kernel_for("hybrid_rows", x_MK).launch(
@@ -109,8 +109,8 @@ def _fill(
         list=saved.row,
         control=saved.counted,
         nnz_M=nnz_M,
-        fired_N=backup.fired_N,
-        fired_bits=backup.fired_bits,
+        active_N=backup.active_N,
+        active_bits=backup.active_bits,
         union_sum=backup.union_sum,
         table=saved.table,
     )

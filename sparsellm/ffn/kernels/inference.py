@@ -1,8 +1,8 @@
 """The FFN's forward on every path.
 
 With up to 64 tokens it takes as long as reading the weights. ``cuda/common/decode_gate.cu`` reads
-the gate's weights (8 bits each in FP8) and the rows of W_u whose neurons fire; ``decode_down.cu``
-reads the same neurons' rows of W_d; ``decode.cuh`` is their interface.
+the gate's weights (8 bits each in FP8) and the rows of W_u whose neurons are active;
+``decode_down.cu`` reads the same neurons' rows of W_d; ``decode.cuh`` is their interface.
 
 Shapes: M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS`,
 contiguous, on one GPU.
@@ -33,7 +33,8 @@ def sparse(
         x_MK: the tokens.
         w: the FFN; W_d is read transposed.
         observed: address of an int32 in pinned memory; the kernels write there how many distinct
-            neurons fire for the tokens of a block on average (TwELL: for a token). 0: nowhere.
+            neurons are active for the tokens of a block on average (TwELL: for a token). 0:
+            nowhere.
         token_M: (M,) int32, the order in which tokens are divided into blocks; None is the natural
             one. TwELL has no blocks.
         format: in which the gate is stored; with up to 64 tokens it is not stored.
@@ -72,7 +73,7 @@ def decode_ffn(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> 
         x_MK: 1 to `MAX_DECODE_TOKENS` tokens.
         w: the FFN; W_d is read transposed.
         y_MK: the output.
-        observed: address of an int32, pinned, for the number of neurons that fire for any token; 0
+        observed: address of an int32, pinned, for the number of neurons active for any token; 0
             for none.
 
     Raises:

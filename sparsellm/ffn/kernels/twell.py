@@ -103,8 +103,8 @@ class KeptRows(NamedTuple):
 
     gate: Tensor | None  # (R, N): of the first rows
     up: Tensor  # (R, N)
-    fired_N: Tensor  # (N,) int32
-    fired_bits: Tensor  # (blocks, N / 32) int32
+    active_N: Tensor  # (N,) int32
+    active_bits: Tensor  # (blocks, N / 32) int32
     union_sum: Tensor  # () int64
 
 

@@ -149,7 +149,7 @@ def _activations(
     gated = w.gate_NK is not None
     columns = empty_columns(x_MK, n, room, gated=gated)
     values = columns.gate if gated else columns.up
-    fired_N = torch.empty(n, dtype=torch.int32, device=x_MK.device)
+    active_N = torch.empty(n, dtype=torch.int32, device=x_MK.device)
     nnz_M = torch.empty(m, dtype=torch.int32, device=x_MK.device)
     needed = torch.empty(2, dtype=torch.int64, device=x_MK.device)
     # As many blocks of threads as fit on the GPU, or as have work.
@@ -158,7 +158,7 @@ def _activations(
     most = -(-blocks * tiles * TILE_NEURONS // (kernel.exported("batch") * warps))
     grid = kernel.blocks_for(most, kernel.exported("blocks"))
     # Parts of Σ|h|, which union_up adds up, or without a gate union_columns.
-    zeroed = [needed, fired_N, nnz_M]
+    zeroed = [needed, active_N, nnz_M]
     if gated:
         parts = kernel_for("union_up", x_MK).exported("parts")
         l1 = torch.empty(blocks, tiles * parts, device=x_MK.device)
@@ -175,7 +175,7 @@ def _activations(
         neuron=columns.neuron,
         mask=columns.mask,
         columns=values,
-        fired_N=fired_N,
+        active_N=active_N,
         token_M=token_M,
         nnz_M=nnz_M,
         needed=needed,
@@ -187,7 +187,7 @@ def _activations(
     if room.capacity != blocks * n:
         columns = columns._replace(needed=_on_the_host(needed))
     # In two steps: a single reduction would run on one block of threads (H200: 12 µs).
-    return columns, FFNStats(l1.sum(1).sum(), nnz_M, fired_N, union_sum=needed[0])
+    return columns, FFNStats(l1.sum(1).sum(), nnz_M, active_N, union_sum=needed[0])
 
 
 def _on_the_host(counts: Tensor) -> Tensor:

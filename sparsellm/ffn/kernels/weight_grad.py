@@ -65,12 +65,12 @@ def weight_grads(
     """The gradients of W_gate, W_up and W_down, each neuron by neuron.
 
     Σ d_gate x (N, K); Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or without a gate Σ up dy. Rows
-    of neurons that never fire are zero.
+    of neurons that are never active are zero.
 
     Args:
-        inputs: values where a neuron does not fire for a token are not used. A token whose row of x
-            is not finite spoils the gradients of the groups of 32 that fire for it, as it does in a
-            dense product.
+        inputs: values where a neuron is not active for a token are not used. A token whose row of x
+            is not finite spoils the gradients of the groups of 32 that are active for it, as it
+            does in a dense product.
         d_gate: (C, 64): the loss's gradient by the gate before its relu; None without a gate.
         d_up: (C, 64): by ``up``; without a gate, before its relu.
         out: float32 or bfloat16; sums are float32.

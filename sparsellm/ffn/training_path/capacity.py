@@ -27,7 +27,7 @@ class Capacity:
     (`Columns.needed`).
 
     Args:
-        worst: columns of a pattern in which every neuron fires, ``blocks * N``.
+        worst: columns of a pattern in which every neuron is active, ``blocks * N``.
     """
 
     def __init__(self, worst: int) -> None:

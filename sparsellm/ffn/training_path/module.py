@@ -190,14 +190,14 @@ class SparseFFN(nn.Module):
         Both arguments are means over the last step and all ranks, so that all ranks choose alike.
 
         Args:
-            mean_union: number of neurons that fire for at least one of 64 neighbouring tokens; the
+            mean_union: number of neurons active for at least one of 64 neighbouring tokens; the
                 cost of the union format is linear in it.
-            mean_nnz: number of neurons that fire for a token; the cost of TwELL is linear in it.
+            mean_nnz: number of neurons active for a token; the cost of TwELL is linear in it.
         """
         if self.kernels != "auto" or self.costs is None or self.ramp is not None:
             return
-        fired = mean_union if self.format == "union" else mean_nnz
-        self.path = self.costs.choose(self.path, fired)
+        num_active = mean_union if self.format == "union" else mean_nnz
+        self.path = self.costs.choose(self.path, num_active)
 
     def use_ramp(self, ramp: Ramp | None) -> None:
         """Mixes activations in training, by dense products, until it is called with None.

@@ -96,9 +96,9 @@ def sparse_ffn_training(  # noqa: PLR0917
         outputs = torch.ops.sparsellm.sparse_ffn_training.default(*arguments)
     else:
         outputs = _differentiable_forward(*arguments)
-    y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = outputs
+    y_MK, l1_sum, nnz_M, active_N, union_sum, saved = outputs
     recomputed = FORMATS[format].saved(*saved).recomputed
-    return y_MK, FFNStats(l1_sum, nnz_M, fired_N, union_sum, recomputed)
+    return y_MK, FFNStats(l1_sum, nnz_M, active_N, union_sum, recomputed)
 
 
 class FFNTensors(NamedTuple):
@@ -169,8 +169,8 @@ def _forward(*arguments: Any) -> tuple[Any, ...]:
     """Takes `FFNTensors`, `Room`, the format and the activation; see `sparse_ffn_training`.
 
     Returns:
-        y (M, K); l1_sum () fp32; nnz (M,) and fired (N,) int32; union_sum () int64; what the format
-        saves. Gradients flow through y and l1_sum.
+        y (M, K); l1_sum () fp32; nnz (M,) and active (N,) int32; union_sum () int64; what the
+        format saves. Gradients flow through y and l1_sum.
     """
     tensors, room, format, activation = _split(arguments)
     x_MK = tensors.x_MK

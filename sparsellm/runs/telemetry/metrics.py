@@ -165,7 +165,7 @@ METRICS = (
     Metric("overflows", "Patterns computed again in the backward pass", "per step", "kernels",
            of=lambda line, r: line["kernels"]["overflows"], wandb="kernels", from_zero=True),
     Metric("union_mean", "Union of 64 tokens, mean over layers",
-           "neurons that fire for any of 64 tokens", "kernels",
+           "neurons active for any of 64 tokens", "kernels",
            of=_mean_of("kernels", "union_mean"), wandb="kernels", scale="log"),
 )
 
@@ -182,6 +182,6 @@ LAYER_METRICS = (
                 lambda line: [float(sparse) for sparse in line["kernels"]["sparse"]],
                 "kernels", "1 sparse, 0 dense", "linear"),
     LayerMetric("union_mean", "Union of 64 tokens by layer", _of("kernels", "union_mean"),
-                "kernels", "neurons that fire for any of 64 tokens"),
+                "kernels", "neurons active for any of 64 tokens"),
 )
 # fmt: on

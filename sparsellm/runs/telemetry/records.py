@@ -67,7 +67,7 @@ class KernelStats:
     """How a step was computed; lists run over layers."""
 
     sparse: list[bool] = field(default_factory=list)  # by the sparse kernels
-    # neurons that fire for any of 64 tokens, neighbours in the order in which a rank computes them
+    # neurons active for any of 64 tokens, neighbours in the order in which a rank computes them
     union_mean: list[float] = field(default_factory=list)
     overflows: int = 0  # patterns recomputed in backward, out of layers × micro-batches × ranks
 

@@ -138,7 +138,7 @@ class Counters:
         self._nnz_LP = self._at.nnz_LP.view(layout.num_layers, -1)
         histogram = self._buffer[layout.num_read : layout.num_logged]
         self._histogram_LC = histogram.view(layout.num_layers, -1)
-        self.fired_LN = self._buffer[layout.num_logged :].view(layout.num_layers, -1)
+        self.active_LN = self._buffer[layout.num_logged :].view(layout.num_layers, -1)
         self._one = torch.ones((), dtype=torch.float64, device=device)
 
     @torch.no_grad()
@@ -156,7 +156,7 @@ class Counters:
         self._nnz_LP.index_add_(1, self._layout.bucket_T, nnz_LT)
         nnz_LM = sums.nnz_LBT.flatten(1).long()
         self._histogram_LC.scatter_add_(1, nnz_LM, self._one.expand_as(nnz_LM))
-        self.fired_LN.add_(sums.fired_LN)
+        self.active_LN.add_(sums.active_LN)
 
     @torch.no_grad()
     def reduce(

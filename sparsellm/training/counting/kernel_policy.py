@@ -76,14 +76,14 @@ def described_costs(ffns: list[SparseFFN]) -> str | None:
         return None
     most = (SPARSE_BELOW * costs.dense - costs.fixed) / max(costs.per_neuron, 1e-12)
     chosen = (
-        "sparse once the neurons that fire for at least one of 64 tokens are fewer than "
+        "sparse once the neurons active for at least one of 64 tokens are fewer than "
         f"{min(most, num_neurons):,.0f} of {num_neurons:,}"
         if most >= 1
         else "dense at every density here"
     )
     return (
         f"ffn.kernels: auto: a layer's forward and backward pass takes {costs.dense:.2f} ms dense, "
-        f"and {costs.fixed:.2f} ms sparse if no neuron fires; it runs {chosen}"
+        f"and {costs.fixed:.2f} ms sparse if no neuron is active; it runs {chosen}"
     )
 
 

@@ -55,7 +55,7 @@ def analyze(
     traced_ids: list[NDArray[np.int64]] = []
     batches = held_out_tokens(pretrained, corpora, num_tokens, micro_batch_size)
     tokens = 0
-    for token_BT, patterns in fired(pretrained, batches):
+    for token_BT, patterns in activation_patterns(pretrained, batches):
         nnz = [tally.update(active) for tally, active in zip(layers, patterns, strict=True)]
         token_M = token_BT.reshape(-1)
         by_token.update(token_M.to(device), torch.stack(nnz).double().mean(0))
@@ -147,7 +147,7 @@ def held_out_tokens(
 
 
 @torch.no_grad()
-def fired(
+def activation_patterns(
     pretrained: Pretrained, batches: Iterator[Tensor]
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """Each batch's token ids (B, T) and the pattern of every layer: active_MN, bool."""

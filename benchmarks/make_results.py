@@ -15,7 +15,7 @@ from typing import Any
 import claims
 import figures
 import results
-from published import PAPER_MODELS, PUBLISHED_KERNELS, Sides
+from published import PAPER_MODELS, PUBLISHED_KERNELS, Comparison
 from results import SHAPE, Line, Run, find, measured, runs
 from sparsellm.recipe import load_recipe
 
@@ -295,7 +295,7 @@ def _trainings(lines: Sequence[Line]) -> str:
     return _table([*head, "mJ per token"], rows)
 
 
-def _arrow(sides: Sides) -> str:
+def _arrow(sides: Comparison) -> str:
     return f"{sides.dense:g} → {sides.sparse:g} ({sides.ratio:.2f}×)"
 
 

@@ -377,7 +377,9 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--most-megabytes", type=int, default=10_000, help="of training shards")
     parser.add_argument("--ffn", choices=("stock", "relu2", "gated-relu"), default="stock")
     parser.add_argument("--target", type=float, help="percent of active neurons; else dense")
-    parser.add_argument("--l1", type=float, default=2e-4, help="λ at first (default: %(default)s)")
+    parser.add_argument(
+        "--l1", type=float, default=2e-4, help="initial L1 coefficient (default: %(default)s)"
+    )
     parser.add_argument(
         "--pattern-rate", type=float, help="train c_fc, or the gate, by AdamW at this rate"
     )

@@ -10,8 +10,8 @@ THEIRS.py calls them, such as those that the paper's authors published, and has 
     def load_training(w_gate_NK, w_up_NK, w_down_KN):  # parameters
         return lambda x_MK: ...                        # the same; autograd gives all four gradients
 
-Both sides get the same inputs, run for seconds in one process, and must agree: wrong results are
-not timed. Shapes: M tokens, K hidden size, N neurons.
+Both configurations get the same inputs, run for seconds in one process, and must agree: wrong
+results are not timed. Shapes: M tokens, K hidden size, N neurons.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sparsellm.bench.ffn_cases import Layer
 from sparsellm.bench.ffn_run import FFNBench, dense, dense_weights, new_ffn
 from sparsellm.bench.ffn_train import Step, random_gradient
 from sparsellm.bench.record import Measurement, append, row
-from sparsellm.bench.timing import Side
+from sparsellm.bench.timing import Configuration
 
 FORWARD, TRAINING = "load", "load_training"
 Load = Callable[..., Callable[[Tensor], Tensor]]
@@ -72,8 +72,8 @@ def _forward(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) -> 
     return bench.compare(
         "published_forward",
         key,
-        Side({"forward": partial(bench.compiled, layer.x_MK, *weights)}),
-        Side({"forward": call}),
+        Configuration({"forward": partial(bench.compiled, layer.x_MK, *weights)}),
+        Configuration({"forward": call}),
         tokens=len(layer.x_MK),
         results=lambda: [("y", call(), dense(layer.x_MK, *weights))],
         most_off=layer.most_off,
@@ -94,8 +94,8 @@ def _training(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) ->
     return bench.compare(
         "published_train",
         key,
-        step(bench.compiled).side(),
-        ours.side(),
+        step(bench.compiled).configuration(),
+        ours.configuration(),
         tokens=len(x_MK),
         results=lambda: zip(names, ours.results(), step(dense).results(), strict=True),
         most_off=layer.most_off,
@@ -117,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
         "--nnz", nargs="+", default=["15", "30", "60"], help="non-zeros per token"
     )
     arguments.add_argument(
-        "--seconds", type=float, default=3.0, help="for which each side is timed"
+        "--seconds", type=float, default=3.0, help="for which each configuration is timed"
     )
     arguments.add_argument("--record", type=Path, help="such as benchmarks/results.jsonl")
     arguments.set_defaults(traces=None, format=["union"], precision=["bf16"], benchmark="published")

@@ -1,4 +1,4 @@
-"""Records how a sweep's runs ended: final values, held-out losses, scores and target of each.
+"""Records how a sweep's runs ended: final values, validation losses, scores and target of each.
 
 Everything is read from the runs' records, so this works on another machine than the one that
 trained. Hardware, commit and command are also those that the runs recorded.

@@ -160,7 +160,7 @@ class Report:
 
     @property
     def tokens_per_second(self) -> float:
-        """The rate after the first token; that of the first if it is the only one."""
+        """The throughput after the first token; that of the first if it is the only one."""
         if self.num_tokens > 1:
             return (self.num_tokens - 1) / self.other_seconds
         return self.num_tokens / self.first_seconds

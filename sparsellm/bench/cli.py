@@ -17,8 +17,9 @@ class Benchmark(NamedTuple):
     """One benchmark. Another one is an entry in `BENCHMARKS`, and its module.
 
     The module's ``measure(options)`` yields the records of one case after the other, most simply
-    those of `compare.compare`: two sides, their results, and the case's keys. It prints why it
-    skips a case. The module is imported only when it runs, to keep ``sparsellm --help`` fast.
+    those of `compare.compare`: two configurations, their results, and the case's keys. It prints
+    why it skips a case. The module is imported only when it runs, to keep ``sparsellm --help``
+    fast.
     """
 
     name: str
@@ -50,7 +51,7 @@ def ffn_options(parser: argparse.ArgumentParser) -> None:
     text = "formats in which the active neurons are stored (default: union)"
     formats = ("union", "twell")
     parser.add_argument("--format", choices=formats, default=["union"], help=text, **one_or_more)
-    text = "precisions of the gate's product on the sparse side; dense is bf16 (default: bf16)"
+    text = "precisions of the gate's product of the sparse path; dense is bf16 (default: bf16)"
     precisions = ("bf16", "fp8")
     parser.add_argument(
         "--precision", choices=precisions, default=["bf16"], help=text, **one_or_more
@@ -61,18 +62,18 @@ def ffn_options(parser: argparse.ArgumentParser) -> None:
 def _forward_ffn_options(parser: argparse.ArgumentParser) -> None:
     ffn_options(parser)
     kernels = ("auto", "sparse", "dense")
-    text = "kernels of our side: chosen by measured density (auto, the default), or always these"
+    text = "our kernels: chosen by measured density (auto, the default), or always these"
     parser.add_argument("--kernels", choices=kernels, default="auto", help=text)
 
 
 def _training_ffn_options(parser: argparse.ArgumentParser) -> None:
     ffn_options(parser)
-    text = "time both sides as CUDA graphs: the kernels alone, without the host that queues them"
+    text = "time both as CUDA graphs: the kernels alone, without the host that queues them"
     parser.add_argument("--graph", action="store_true", help=text)
 
 
 def _add_seconds(parser: argparse.ArgumentParser) -> None:
-    text = "seconds for which each side is timed, after half as many of warming up (default: 3)"
+    text = "seconds for which each is timed, after half as many of warming up (default: 3)"
     parser.add_argument("--seconds", type=float, default=3.0, help=text)
 
 
@@ -95,7 +96,7 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default=["2b", "0.5b"], help=text, **one_or_more)
     text = "neurons active for a token on average, in every layer (default: 30)"
     parser.add_argument("--nnz", type=float, default=30.0, help=text)
-    text = "precisions of our side; the others are bf16 (default: own and fp8)"
+    text = "our precisions; the others are bf16 (default: own and fp8)"
     choices = ("own", "fp8")
     parser.add_argument("--precision", choices=choices, default=choices, help=text, **one_or_more)
     text = "numbers of sequences (default: 1 and 8)"
@@ -104,20 +105,20 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt", type=positive_int, default=[128, 2048], help=text, **one_or_more
     )
-    text = "tokens after the first, whose rate is measured (default: 128)"
+    text = "tokens after the first, whose throughput is measured (default: 128)"
     parser.add_argument("--new-tokens", type=positive_int, default=128, help=text)
-    text = "timed calls of each side, of which the median counts (default: 5)"
+    text = "timed calls of each configuration, of which the median counts (default: 5)"
     parser.add_argument("--repeats", type=positive_int, default=5, help=text)
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", required=True, help="a bundled recipe or a YAML file")
     add_overrides(parser)
-    text = "sides to compare with ffn.kernels=dense, each in a run (default: ffn.kernels=auto)"
+    text = "what to compare with ffn.kernels=dense, each in a run (default: ffn.kernels=auto)"
     sides = ["ffn.kernels=auto"]
     side = "KEY=VALUE[,KEY=VALUE]"
     parser.add_argument("--side", nargs="+", default=sides, metavar=side, help=text)
-    text = "checkpoint whose sparsity has settled; every run starts from its weights"
+    text = "checkpoint whose sparsity is in its steady state; every run starts from its weights"
     parser.add_argument("--init-from", type=Path, metavar="CHECKPOINT", help=text)
     text = "numbers of GPUs to train on, each a run of its own (default: 1)"
     parser.add_argument("--gpus", type=positive_int, nargs="+", default=[1], help=text)
@@ -151,7 +152,7 @@ BENCHMARKS = (
     Benchmark(
         "forward",
         "time the forward of trained models, sparse against dense (GPU)",
-        "Both sides are compiled and compute held-out text. A checkpoint is skipped if no kernels "
+        "Both are compiled and compute held-out text. A checkpoint is skipped if no kernels "
         "compute its activation.",
         _forward_options,
         "model_forward",
@@ -159,7 +160,7 @@ BENCHMARKS = (
     Benchmark(
         "generation",
         "measure generated tokens per second, ours against stock transformers (GPU)",
-        "The same weights on three sides: transformers as it is, transformers with its static "
+        "The same weights three times: transformers as it is, transformers with its static "
         "cache, which it compiles, and ours. Weights are random, with gates fitted to --nnz.",
         _generation_options,
         "generation",
@@ -167,10 +168,10 @@ BENCHMARKS = (
     Benchmark(
         "train",
         "time whole training runs through accelerate launch, on the GPUs of a node",
-        "Trains one run for each combination of --gpus, --config and --side, and measures rate, "
-        "memory, energy and scaling over the second half of its steps. Sparsity must have settled: "
-        "train for some hundred steps before, and give that run to --init-from. Checkpoints, "
-        "validation and wandb are off unless --set turns them on.",
+        "Trains one run for each combination of --gpus, --config and --side, and measures "
+        "throughput, memory, energy and scaling over the second half of its steps. Sparsity must "
+        "be in its steady state: train for some hundred steps before, and give that run to "
+        "--init-from. Checkpoints, validation and wandb are off unless --set turns them on.",
         _train_options,
         "train_runs",
         needs_gpu=False,

@@ -1,4 +1,4 @@
-"""Compares a side with dense on the same inputs: checks its results, times both, makes records."""
+"""Compares a configuration with dense on the same inputs: checks its results, and times both."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparsellm.bench.record import Measurement
-from sparsellm.bench.timing import Side, Timing, spread, sustained
+from sparsellm.bench.timing import Configuration, Timing, spread, sustained
 
 Values = NDArray[np.float64]  # chunk by chunk
 WARM_UP_RUNS = 25  # by then the choice between dense and sparse kernels has been made
@@ -19,8 +19,8 @@ WARM_UP_RUNS = 25  # by then the choice between dense and sparse kernels has bee
 def compare(
     bench: str,
     case: dict[str, Any],
-    dense: Side,
-    ours: Side,
+    dense: Configuration,
+    ours: Configuration,
     *,
     tokens: int,
     results: Callable[[], Iterable[tuple[str, Tensor, Tensor]]],
@@ -28,9 +28,9 @@ def compare(
     device: torch.device,
     seconds: float,
     mode: Callable[[], AbstractContextManager[object]] = torch.inference_mode,
-    as_rate: bool = False,
+    as_throughput: bool = False,
 ) -> list[Measurement]:
-    """Warms both sides up and times each for ``seconds``; every ratio is better above 1.
+    """Warms both configurations up and times each for ``seconds``; every ratio is better above 1.
 
     Args:
         bench: name of the benchmark.
@@ -39,12 +39,12 @@ def compare(
         ours: what is compared with it.
         tokens: number of tokens of a call.
         results: gives each result of ours after its name and before what it must be; called once
-            both sides are warm.
+            both configurations are warm.
         most_off: the largest difference of a result, relative to its norm, that is not an error.
         device: where both compute.
-        seconds: how long each side is timed.
+        seconds: how long each configuration is timed.
         mode: context in which both run.
-        as_rate: whether to record tokens per ms instead of ms.
+        as_throughput: whether to record tokens per ms instead of ms.
 
     Returns:
         ``ms`` (or ``tokens_per_ms``), the same of each stage if there are several,
@@ -54,8 +54,8 @@ def compare(
         ValueError: a result of ours is wrong.
     """
     with mode():
-        for side in (dense, ours):
-            warm_up(side, device)
+        for configuration in (dense, ours):
+            warm_up(configuration, device)
         difference = 0.0
         for name, result, expected in results():
             error = (result.float() - expected.float()).norm()
@@ -74,7 +74,7 @@ def compare(
         ratio = value / baseline if unit == "tokens/ms" else baseline / value
         return Measurement(bench, case, metric, value, unit, baseline, ratio, under, base_under)
 
-    if as_rate:
+    if as_throughput:
         measurements = [
             against("tokens_per_ms", "tokens/ms", tokens / our_timing.ms, tokens / dense_timing.ms)
         ]
@@ -99,19 +99,21 @@ def compare(
     return [*measurements, Measurement(bench, case, "difference", difference, "relative to dense")]
 
 
-def _median(values: Values, side: Timing, seconds: float) -> tuple[float, dict[str, float]]:
+def _median(
+    values: Values, configuration: Timing, seconds: float
+) -> tuple[float, dict[str, float]]:
     """The median, and how it was sustained: its spread, and power and clock of the GPU."""
     median, conditions = spread(values)
-    for name, reading in (("watts", side.watts), ("sm_mhz", side.sm_mhz)):
+    for name, reading in (("watts", configuration.watts), ("sm_mhz", configuration.sm_mhz)):
         if reading is not None:
             conditions[name] = reading
     return median, conditions | {"seconds": seconds}
 
 
-def warm_up(side: Side, device: torch.device) -> None:
-    """Runs a side alone, and waits after each run: what it measures of itself is then known."""
+def warm_up(configuration: Configuration, device: torch.device) -> None:
+    """Runs it alone, and waits after each run: what it measures of itself is then known."""
     for _ in range(WARM_UP_RUNS):
-        for stage in side.stages.values():
+        for stage in configuration.stages.values():
             stage()
         if device.type == "cuda":
             torch.cuda.synchronize(device)

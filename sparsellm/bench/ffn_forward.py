@@ -21,7 +21,7 @@ from sparsellm.bench.compare import warm_up
 from sparsellm.bench.ffn_cases import DECODE_TOKENS, Layer
 from sparsellm.bench.ffn_run import FFNBench, dense, dense_weights, new_ffn
 from sparsellm.bench.record import Measurement
-from sparsellm.bench.timing import Side
+from sparsellm.bench.timing import Configuration
 from sparsellm.ffn.inference_path.accelerate import Precision
 
 
@@ -55,8 +55,8 @@ def _forward(bench: FFNBench, kernels: Any, layer: Layer, key: dict[str, Any]) -
     measurements = bench.compare(
         "ffn_decode" if decodes else "ffn_forward",
         key | {"kernels": kernels} | ({"launch": "graph"} if decodes else {}),
-        _side(compiled, bench.device),
-        _side(ours, bench.device)._replace(charged_ms=bench.sort_share(layer)),
+        _configuration(compiled, bench.device),
+        _configuration(ours, bench.device)._replace(charged_ms=bench.sort_share(layer)),
         tokens=tokens,
         results=lambda: [(f"ours ({layer.format})", ours[-1](), dense(*arguments))],
         most_off=layer.most_off,
@@ -66,10 +66,10 @@ def _forward(bench: FFNBench, kernels: Any, layer: Layer, key: dict[str, Any]) -
     return [replace(each, case=each.case | {"path": path}) for each in measurements]
 
 
-def _side(calls: list[Callable[[], Tensor]], device: torch.device) -> Side:
+def _configuration(calls: list[Callable[[], Tensor]], device: torch.device) -> Configuration:
     if len(calls) == 1:
-        return Side({"forward": calls[0]})
+        return Configuration({"forward": calls[0]})
     with torch.inference_mode():
         for call in calls:
-            warm_up(Side({"forward": call}), device)
-        return Side({"forward": timing.graph(calls)}, calls=len(calls))
+            warm_up(Configuration({"forward": call}), device)
+        return Configuration({"forward": timing.graph(calls)}, calls=len(calls))

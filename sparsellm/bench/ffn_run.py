@@ -31,7 +31,7 @@ from sparsellm.bench.ffn_cases import (
 )
 from sparsellm.bench.patterns import fit_gate
 from sparsellm.bench.record import Measurement
-from sparsellm.bench.timing import Side, sustained
+from sparsellm.bench.timing import Configuration, sustained
 from sparsellm.ffn.kernels.compiler.gpu_architecture import FORCED
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.training_path.module import SparseFFN
@@ -125,8 +125,8 @@ class FFNBench:
             return 0.0
         num_tokens = len(layer.x_MK)
         if num_tokens not in self._sort_ms:
-            side = Side({"sort": partial(token_order, layer.ids_BT, VOCABULARY)})
-            times = sustained({"sort": side}, self.device, self._seconds)
+            configuration = Configuration({"sort": partial(token_order, layer.ids_BT, VOCABULARY)})
+            times = sustained({"sort": configuration}, self.device, self._seconds)
             self._sort_ms[num_tokens] = float(np.median(times["sort"].ms))
         return self._sort_ms[num_tokens] / len(self._traces)
 

@@ -1,7 +1,7 @@
 """Forward and backward of one FFN in training at a given pattern: dense compiled, and ours.
 
 "Ours" is a layer on the sparse path: `SparseFFN` with its statistics and the L1 term, and with the
-capacity for its pattern on which a run would settle (`capacity`). Dense is the plain formula under
+capacity for its pattern of a run in its steady state (`capacity`). Dense is the plain formula under
 torch.compile, without statistics and L1, which is the fastest dense case. Both compute the
 gradients of x and of every weight by autograd, all in bf16.
 
@@ -11,8 +11,9 @@ more they are read so often that a warm cache makes no difference. In token orde
 includes the layer's share of the sort, and copies of x in that order and of its gradient back. In a
 model they cost less: the norm before the FFN makes them.
 
-With ``--graph`` both sides are CUDA graphs, so that the times are those of the kernels alone. Eager
-calls take longer, since the host queues their kernels. In a graph there is room for any pattern.
+With ``--graph`` both configurations are CUDA graphs, so that the times are those of the kernels
+alone. Eager calls take longer, since the host queues their kernels. In a graph there is room for
+any pattern.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
@@ -32,7 +33,7 @@ from sparsellm.bench.compare import warm_up
 from sparsellm.bench.ffn_cases import Layer
 from sparsellm.bench.ffn_run import FFNBench, dense_weights, new_ffn
 from sparsellm.bench.record import Measurement
-from sparsellm.bench.timing import Side
+from sparsellm.bench.timing import Configuration
 from sparsellm.ffn.training_path.capacity import SHRUNK_STEPS
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS, TokenOrder
@@ -59,21 +60,21 @@ class Step:
         outputs = self.forward()
         return [*(output.detach() for output in outputs), *self.backward(outputs)]
 
-    def side(self) -> Side:
+    def configuration(self) -> Configuration:
         """Both stages, for `timing.sustained`."""
         outputs: deque[tuple[Tensor, ...]] = deque()
         stages = {
             "forward": lambda: outputs.append(self.forward()),
             "backward": lambda: self.backward(outputs.popleft()),
         }
-        return Side(stages, most_at_once=AT_ONCE)
+        return Configuration(stages, most_at_once=AT_ONCE)
 
-    def graph(self, device: torch.device) -> Side:
-        """`side`, each stage as a CUDA graph of `AT_ONCE` calls."""
-        eager = self.side()
+    def graph(self, device: torch.device) -> Configuration:
+        """`configuration`, each stage as a CUDA graph of `AT_ONCE` calls."""
+        eager = self.configuration()
         warm_up(eager, device)
         stages = {name: timing.graph([stage] * AT_ONCE) for name, stage in eager.stages.items()}
-        return Side(stages, calls=AT_ONCE, most_at_once=1)
+        return Configuration(stages, calls=AT_ONCE, most_at_once=1)
 
 
 def measure(
@@ -86,12 +87,14 @@ def measure(
 
 def _train(bench: FFNBench, graph: bool, layer: Layer, key: dict[str, Any]) -> list[Measurement]:
     steps, results = new_steps(bench, layer, any_pattern=graph)
-    sides = {n: step.graph(bench.device) if graph else step.side() for n, step in steps.items()}
+    configurations = {
+        n: step.graph(bench.device) if graph else step.configuration() for n, step in steps.items()
+    }
     measurements = bench.compare(
         "ffn_train",
         key | {"path": "sparse"} | ({"launch": "graph"} if graph else {}),
-        sides["dense"],
-        sides["ours"]._replace(charged_ms=bench.sort_share(layer)),
+        configurations["dense"],
+        configurations["ours"]._replace(charged_ms=bench.sort_share(layer)),
         tokens=len(layer.x_MK),
         results=results,
         most_off=layer.most_off,
@@ -105,9 +108,9 @@ def _train(bench: FFNBench, graph: bool, layer: Layer, key: dict[str, Any]) -> l
 def new_steps(
     bench: FFNBench, layer: Layer, *, any_pattern: bool = False
 ) -> tuple[dict[str, Step], Callable[[], Iterable[tuple[str, Tensor, Tensor]]]]:
-    """Both sides on equal weights, and what compares the outputs and gradients of ours.
+    """Both configurations on equal weights, and what compares the outputs and gradients of ours.
 
-    With ``any_pattern`` ours has room for any, else the room on which a run would settle.
+    With ``any_pattern`` ours has room for any, else that of a run in its steady state.
     """
     ffn = new_ffn(layer)
     ffn.use_format(layer.format)
@@ -118,7 +121,7 @@ def new_steps(
     d_l1 = torch.tensor(L1_COEFFICIENT, device=bench.device)
     capacity = -(-len(x_MK) // BLOCK_TOKENS) * len(layer.w_NK)
     if not any_pattern:
-        capacity = settled_capacity(ffn, x_MK, layer.order)
+        capacity = steady_state_capacity(ffn, x_MK, layer.order)
     inputs, dy_MK = [x_MK, *ffn.parameters()], random_gradient(x_MK)
     compiled, weights = bench.compiled, dense_weights(ffn)
     dense = Step(lambda: (compiled(x_MK, *weights),), inputs, (dy_MK,))
@@ -139,8 +142,8 @@ def random_gradient(like: Tensor) -> Tensor:
     return torch.empty_like(like, requires_grad=False).normal_(generator=generator)
 
 
-def settled_capacity(ffn: SparseFFN, x_MK: Tensor, order: TokenOrder | None = None) -> int:
-    """The number of columns on which a run of such steps would settle."""
+def steady_state_capacity(ffn: SparseFFN, x_MK: Tensor, order: TokenOrder | None = None) -> int:
+    """The number of columns of a run of such steps in its steady state."""
     with torch.no_grad():
         columns = int(ffn.compute(x_MK, 0, order)[1].union_sum)
     ffn.capacity_for(len(x_MK))  # starts at the worst case
@@ -159,7 +162,7 @@ def _with_l1(
 
 
 def memory(steps: Mapping[str, Step], case: dict[str, Any]) -> list[Measurement]:
-    """``memory_MiB``, kept from forward to backward, and ``peak_MiB``, of both sides."""
+    """``memory_MiB``, kept from forward to backward, and ``peak_MiB``, of both configurations."""
     mib_of = {name: _memory(step) for name, step in steps.items()}
     metrics = zip(("memory_MiB", "peak_MiB"), mib_of["ours"], mib_of["dense"], strict=True)
     return [

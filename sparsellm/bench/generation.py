@@ -1,10 +1,10 @@
 """Generated tokens per second of whole models: ours against transformers' two ways, on one GPU.
 
-The sides compute the same weights in bf16, greedily, by ``model.generate``: transformers' class as
-it is (eager) and with its static cache, which it compiles (static), and ours. Weights are random;
-one column of every gate is fitted so that the asked number of neurons is active for a token on
-average. A rate is that of the tokens after the first. Calls of the sides alternate; values are
-medians.
+The configurations compute the same weights in bf16, greedily, by ``model.generate``: transformers'
+class as it is (eager) and with its static cache, which it compiles (static), and ours. Weights are
+random; one column of every gate is fitted so that the asked number of neurons is active for a token
+on average. Throughput is that of the tokens after the first. Calls of the configurations alternate;
+values are medians.
 """
 
 import argparse
@@ -75,12 +75,12 @@ def _of_recipe(
                     "prompt": prompt,
                     "new_tokens": options.new_tokens,
                 }
-                sides = {
+                configurations = {
                     "ours": partial(ours.generate, ids),
                     "static": partial(stock.generate, ids, **_STATIC),
                     "eager": partial(stock.generate, ids),
                 }
-                timings = _timed(sides, batch, options, device)
+                timings = _timed(configurations, batch, options, device)
                 yield [
                     *_records(case, timings, unshared),
                     Measurement("generation", case, "difference", difference, "relative to dense"),
@@ -91,7 +91,7 @@ def _of_recipe(
 def _stock_model(recipe: Recipe, device: torch.device) -> HFModel:
     """transformers' own model of a recipe, with random weights in bf16."""
     config = model_config(recipe, recipe.padded_vocab_size - 1)
-    config.eos_token_id = None  # all sides generate as many tokens as they are asked for
+    config.eos_token_id = None  # all configurations generate as many tokens as they are asked for
     torch.manual_seed(recipe.seed)
     with device:
         model = getattr(transformers, recipe.architecture.model_class)(config)
@@ -169,25 +169,25 @@ def _difference(stock: HFModel, ours: HFModel, ids_BT: Tensor) -> float:
 
 
 def _timed(
-    sides: Mapping[str, Callable[..., Any]],
+    configurations: Mapping[str, Callable[..., Any]],
     batch: int,
     options: argparse.Namespace,
     device: torch.device,
 ) -> dict[str, dict[str, Any]]:
-    """Of every side: its rates, the milliseconds of the first token, and its peak memory."""
+    """Of every configuration: throughputs, milliseconds of the first token, and peak memory."""
     timings: dict[str, dict[str, Any]] = {
-        name: {"rates": [], "first": [], "peak": 0.0} for name in sides
+        name: {"throughputs": [], "first": [], "peak": 0.0} for name in configurations
     }
-    for generate in sides.values():  # compiles
+    for generate in configurations.values():  # compiles
         for num in (1, options.new_tokens + 1):
             _seconds(generate, num, device)
     for _ in range(options.repeats):
-        for name, generate in sides.items():
+        for name, generate in configurations.items():
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             first = _seconds(generate, 1, device)
             rest = _seconds(generate, options.new_tokens + 1, device) - first
-            timings[name]["rates"].append(batch * options.new_tokens / rest)
+            timings[name]["throughputs"].append(batch * options.new_tokens / rest)
             timings[name]["first"].append(1e3 * first)
             timings[name]["peak"] = max(timings[name]["peak"], _peak(device))
     return timings
@@ -230,12 +230,12 @@ def _records(
     for baseline in ("static", "eager"):
         ours, base = timings["ours"], timings[baseline]
         keys = case | {"baseline": baseline}
-        rate, under = spread(ours["rates"])
-        base_rate, base_under = spread(base["rates"])
+        throughput, under = spread(ours["throughputs"])
+        base_throughput, base_under = spread(base["throughputs"])
         records.append(
             Measurement(
-                *("generation", keys, "tokens_per_second", rate, "tokens/s"),
-                *(base_rate, rate / base_rate, under, base_under),
+                *("generation", keys, "tokens_per_second", throughput, "tokens/s"),
+                *(base_throughput, throughput / base_throughput, under, base_under),
             )
         )
         first, _ = spread(ours["first"])

@@ -22,7 +22,7 @@ from sparsellm.bench.compare import compare, gpu
 from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe
 from sparsellm.bench.record import Measurement
-from sparsellm.bench.timing import Side
+from sparsellm.bench.timing import Configuration
 from sparsellm.ffn.inference_path.accelerate import accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
@@ -97,10 +97,10 @@ def _of_checkpoint(
         measurements = compare(
             "model_forward",
             case | {"token_order": "auto"} | means,
-            *(Side({"forward": calls[name]}) for name in ("dense", "ours")),
+            *(Configuration({"forward": calls[name]}) for name in ("dense", "ours")),
             results=lambda: [("ours", calls["ours"](), calls["dense"]())],
             most_off=MAX_DIFFERENCE[precision],
-            as_rate=True,
+            as_throughput=True,
             **timing_options,
         )
     sparse = sum("sparse" in paths.values() for paths in done.paths().values())
@@ -115,8 +115,8 @@ def _of_checkpoint(
         yield compare(
             "layer_forward",
             case | {"layer": number} | pattern,
-            Side({"forward": partial(compiled, *arguments)}),
-            Side({"forward": partial(accelerated, x_MK)}),
+            Configuration({"forward": partial(compiled, *arguments)}),
+            Configuration({"forward": partial(accelerated, x_MK)}),
             results=partial(_layer_result, accelerated, arguments),
             most_off=MAX_LAYER_DIFFERENCE[precision],
             **timing_options,

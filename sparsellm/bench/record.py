@@ -25,7 +25,9 @@ class Measurement:
     metric: str
     value: float
     unit: str
-    baseline: float | None = None  # the other side's value in the same run, on the same inputs
+    baseline: float | None = (
+        None  # that of the other configuration in the same run, on the same inputs
+    )
     ratio: float | None = None  # set by the benchmark, whose docstring says which way round
     # Of a value that was measured over seconds of the same work: its 10th and 90th percentile
     # (p10, p90), and the GPU's watts and sm_mhz meanwhile. Older records were short bursts.

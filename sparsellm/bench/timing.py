@@ -1,9 +1,10 @@
-"""Times of several sides, each of which keeps the device busy for seconds before it is timed.
+"""Times of several configurations, each of which keeps the device busy for seconds before it is
+timed.
 
 A GPU lowers its clocks within a second of load, so bursts of calls are faster than the same calls
-in a training step. Here a side runs alone, call after call, for a stretch of seconds whose first
-third is not timed; stretches of the sides alternate, so that a GPU that warms up meets all alike.
-Power and clock are those of the timed parts, read through NVML (nvidia-ml-py).
+in a training step. Here a configuration runs alone, call after call, for a stretch of seconds whose
+first third is not timed; stretches of the configurations alternate, so that a GPU that warms up
+meets all alike. Power and clock are those of the timed parts, read through NVML (nvidia-ml-py).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from numpy.typing import NDArray
 
 Call = Callable[[], object]
 
-STRETCHES = 3  # of each side
+STRETCHES = 3  # of each configuration
 WARM_SHARE = 0.5  # warm-up before the timed part of a stretch, as a share of that part
 CHUNK_MS = 10.0  # of a chunk: the calls between two readings of the device's clock
 CHUNKS_AHEAD = 2  # are queued while earlier ones run, so that the device never waits for the host
 MIN_CHUNKS = 3  # are timed in a stretch, however long they take
 
 
-class Side(NamedTuple):
+class Configuration(NamedTuple):
     """One implementation of what is compared.
 
     The stages are run one after the other and timed apart, such as forward and backward. Within a
@@ -44,7 +45,7 @@ class Side(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """The time of one call of a side, and power and clock of the GPU meanwhile."""
+    """The time of one call of a configuration, and power and clock of the GPU meanwhile."""
 
     stages: dict[str, NDArray[np.float64]]  # milliseconds, chunk by chunk
     watts: float | None = None  # None where NVML does not count energy
@@ -115,39 +116,45 @@ def power(stretches: Sequence[Sequence[Reading]]) -> float | None:
     return millijoules / seconds / 1e3 if seconds else None
 
 
-def sustained(sides: Mapping[str, Side], device: torch.device, seconds: float) -> dict[str, Timing]:
-    """Times every side for about ``seconds``, and keeps the device warm with it for half as many.
+def sustained(
+    configurations: Mapping[str, Configuration], device: torch.device, seconds: float
+) -> dict[str, Timing]:
+    """Times every configuration for about ``seconds``, and keeps the device warm with it for half
+    as many.
 
     Calls must be warm. On a CPU they are timed by the wall clock.
     """
-    runs = {name: _runs(side, device) for name, side in sides.items()}
-    chunks: dict[str, list[list[float]]] = {name: [] for name in sides}
-    readings: dict[str, list[list[Reading]]] = {name: [] for name in sides}
+    runs = {name: _runs(configuration, device) for name, configuration in configurations.items()}
+    chunks: dict[str, list[list[float]]] = {name: [] for name in configurations}
+    readings: dict[str, list[list[Reading]]] = {name: [] for name in configurations}
     for _ in range(STRETCHES):
-        for name, side in sides.items():
-            timed, read = _stretch(side, runs[name], device, seconds / STRETCHES)
+        for name, configuration in configurations.items():
+            timed, read = _stretch(configuration, runs[name], device, seconds / STRETCHES)
             chunks[name] += timed
             readings[name].append(read)
-    return {name: _timing(side, chunks[name], readings[name]) for name, side in sides.items()}
+    return {
+        name: _timing(configuration, chunks[name], readings[name])
+        for name, configuration in configurations.items()
+    }
 
 
 def _timing(
-    side: Side, chunks: list[list[float]], stretches: Sequence[Sequence[Reading]]
+    configuration: Configuration, chunks: list[list[float]], stretches: Sequence[Sequence[Reading]]
 ) -> Timing:
-    stages = dict(zip(side.stages, np.array(chunks).T, strict=True))
-    stages[next(iter(stages))] += side.charged_ms
+    stages = dict(zip(configuration.stages, np.array(chunks).T, strict=True))
+    stages[next(iter(stages))] += configuration.charged_ms
     clocks = [reading.sm_mhz for readings in stretches for reading in readings]
     return Timing(stages, power(stretches), statistics.median(clocks) if clocks else None)
 
 
-def _runs(side: Side, device: torch.device) -> int:
+def _runs(configuration: Configuration, device: torch.device) -> int:
     """How often each stage is run in a chunk."""
-    ms = min(sum(_between(_chunk(side, 1, device))) for _ in range(2))
-    return min(max(round(CHUNK_MS / max(ms, 1e-6)), 1), side.most_at_once)
+    ms = min(sum(_between(_chunk(configuration, 1, device))) for _ in range(2))
+    return min(max(round(CHUNK_MS / max(ms, 1e-6)), 1), configuration.most_at_once)
 
 
 def _stretch(
-    side: Side, runs: int, device: torch.device, seconds: float
+    configuration: Configuration, runs: int, device: torch.device, seconds: float
 ) -> tuple[list[list[float]], list[Reading]]:
     """Milliseconds of a call in each stage, for each timed chunk, and readings meanwhile."""
     queued: deque[list[Any]] = deque()
@@ -157,7 +164,7 @@ def _stretch(
     began = time.perf_counter()
     while len(timed) < MIN_CHUNKS or time.perf_counter() - began < (1 + WARM_SHARE) * seconds:
         is_timed = time.perf_counter() - began >= WARM_SHARE * seconds
-        queued.append(_chunk(side, runs, device))
+        queued.append(_chunk(configuration, runs, device))
         if is_timed:
             timed.append(queued[-1])
             if read is not None:
@@ -165,14 +172,14 @@ def _stretch(
         if len(queued) > CHUNKS_AHEAD:
             _wait(queued.popleft()[-1])
     _wait(queued[-1][-1])
-    chunks = [[ms / (runs * side.calls) for ms in _between(marks)] for marks in timed]
+    chunks = [[ms / (runs * configuration.calls) for ms in _between(marks)] for marks in timed]
     return chunks, readings
 
 
-def _chunk(side: Side, runs: int, device: torch.device) -> list[Any]:
+def _chunk(configuration: Configuration, runs: int, device: torch.device) -> list[Any]:
     """Runs each stage ``runs`` times; returns marks before, between and after the stages."""
     marks = [_mark(device)]
-    for stage in side.stages.values():
+    for stage in configuration.stages.values():
         for _ in range(runs):
             stage()
         marks.append(_mark(device))

@@ -19,7 +19,9 @@ class Figures(NamedTuple):
     """Figures of one run."""
 
     values: dict[str, float]  # of the metrics in `UNITS`; what could not be measured is absent
-    sustained: dict[str, float]  # of the rate, as a record has it; watts are those of all GPUs
+    sustained: dict[
+        str, float
+    ]  # of the throughput, as a record has it; watts are those of all GPUs
 
 
 # The unit of each metric. For some, a dense run on the same GPUs is the baseline (`COMPARED`).
@@ -43,23 +45,23 @@ def figures(
     readings: Sequence[Reading],
     tokens_a_step: int,
     *,
-    settles: bool = True,
+    checks_steady_state: bool = True,
     on_gpu: bool = True,
 ) -> Figures:
     """The figures of a run's second half, when everything is compiled and warm.
 
-    Rates are medians over the steps whose layers took the same paths as in the step before. Memory
-    is the last step's.
+    Throughputs are medians over the steps whose layers took the same paths as in the step before.
+    Memory is the last step's.
 
     Args:
         records: the records of every step.
         readings: of all GPUs at the end of steps; some may be missing.
         tokens_a_step: tokens per step of all ranks.
-        settles: whether to refuse a run whose sparsity still changes.
+        checks_steady_state: whether to refuse a run whose sparsity still changes.
         on_gpu: whether the run used GPUs; if not, memory (of the process) is not reported.
 
     Raises:
-        ValueError: there are too few steady steps, or the non-zeros drift.
+        ValueError: there are too few steps in a steady state, or the non-zeros drift.
     """
     half = len(records) // 2
     part = records[half:]
@@ -71,21 +73,21 @@ def figures(
     if len(steady) < MIN_STEADY:
         raise ValueError(
             f"only {len(steady)} of the last {len(part)} steps took the same paths as the step "
-            "before: sparsity has not settled; increase --steps, or train longer before and give "
-            "--init-from"
+            "before: sparsity is not in its steady state; increase --steps, or train longer before "
+            "and give --init-from"
         )
     nnz = [statistics.mean(record["sparsity"]["nnz_mean"]) for record in part]
     first, last = (statistics.mean(h) for h in (nnz[: len(nnz) // 2], nnz[len(nnz) // 2 :]))
-    if settles and abs(last - first) > MAX_DRIFT * max(first, 1e-9):
+    if checks_steady_state and abs(last - first) > MAX_DRIFT * max(first, 1e-9):
         raise ValueError(
-            f"sparsity has not settled: {first:.1f} → {last:.1f} non-zeros per token within the "
-            "measured steps; train longer before, and give --init-from"
+            f"sparsity is not in its steady state: {first:.1f} → {last:.1f} non-zeros per token "
+            "within the measured steps; train longer before, and give --init-from"
         )
     end = records[-1]
     sparse_layers = sum(end["kernels"]["sparse"])
-    rate, sustained = spread([record["tokens_per_second"] / 1e3 for record in steady])
+    throughput, sustained = spread([record["tokens_per_second"] / 1e3 for record in steady])
     values = {
-        "tokens_per_ms": rate,
+        "tokens_per_ms": throughput,
         "sparse_layers": sparse_layers,
         "union_mean": statistics.mean(end["kernels"]["union_mean"]),
         "nnz": last,
@@ -100,7 +102,7 @@ def figures(
     if len(counted) > 1:
         tokens = (counted[-1].at - counted[0].at) * tokens_a_step
         values["mJ_per_token"] = (counted[-1].millijoules - counted[0].millijoules) / tokens
-        sustained["watts"] = values["mJ_per_token"] * rate
+        sustained["watts"] = values["mJ_per_token"] * throughput
         sustained["sm_mhz"] = statistics.median(reading.sm_mhz for reading in counted)
     return Figures(values, sustained)
 
@@ -113,10 +115,10 @@ def measurements(
     Args:
         case: the run's keys, including ``gpus``.
         run_figures: the run's figures.
-        dense: figures of the dense run on the same GPUs and configuration: the baseline of rate,
-            memory and energy.
-        alone: figures of one GPU with the same kernels: the baseline of the rate per GPU, whose
-            ratio is the scaling efficiency.
+        dense: figures of the dense run on the same GPUs and configuration: the baseline of
+            throughput, memory and energy.
+        alone: figures of one GPU with the same kernels: the baseline of the throughput per GPU,
+            whose ratio is the scaling efficiency.
     """
     rows = []
     against = dict.fromkeys(COMPARED, dense) | {"tokens_per_ms_a_gpu": alone}

@@ -1,10 +1,10 @@
-"""Whole training runs through `accelerate launch`: rate, memory, energy and scaling.
+"""Whole training runs through `accelerate launch`: throughput, memory, energy and scaling.
 
-Every combination of GPUs, launch configuration and side is a run of its own; the dense side comes
-first and is the baseline of the others. A single GPU is launched by launch/single.yaml, and is the
-baseline of scaling. All runs start from the same weights, whose sparsity should have settled; a
-tiny constant learning rate keeps them as they are: with a fresh optimizer at the recipe's learning
-rate the sparsity would change.
+Every combination of GPUs, launch configuration and overrides is a run of its own; the dense one
+comes first and is the baseline of the others. A single GPU is launched by launch/single.yaml, and
+is the baseline of scaling. All runs start from the same weights, whose sparsity should be in its
+steady state; a tiny constant learning rate keeps them as they are: with a fresh optimizer at the
+recipe's learning rate the sparsity would change.
 
 Figures are kept in the folder, so the same command resumes where it was interrupted.
 """
@@ -125,7 +125,7 @@ def recipe_of(options: argparse.Namespace, setting: Setting) -> Recipe:
 
 
 def _overrides(options: argparse.Namespace, setting: Setting) -> list[str]:
-    """Overrides of a run: the side's come after the user's, which come after the defaults."""
+    """Overrides of a run: the defaults, the user's, and those of ``--side``; later ones win."""
     overrides = [*QUIET, *(HOLD if options.init_from else []), *options.overrides]
     overrides += setting.side.split(",")
     if options.tokens_per_gpu:
@@ -137,7 +137,7 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
     """Trains one setting, or takes the figures that were kept of it.
 
     Raises:
-        ValueError: the launch fails, or sparsity has not settled.
+        ValueError: the launch fails, or sparsity is not in its steady state.
     """
     overrides, recipe = _overrides(options, setting), recipe_of(options, setting)
     # By what they depend on: a recipe's file changes under its name, and a run's newest checkpoint.
@@ -165,7 +165,9 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
                 readings[step] = Reading(step, energy, now[0].sm_mhz)
     tokens = recipe.train.global_batch_tokens
     counted = list(readings.values())
-    run_figures = figures(records, counted, tokens, settles=setting.side != DENSE, on_gpu=on_gpu)
+    run_figures = figures(
+        records, counted, tokens, checks_steady_state=setting.side != DENSE, on_gpu=on_gpu
+    )
     write_atomically(figures_path, json.dumps(run_figures._asdict()) + "\n")
     return run_figures
 

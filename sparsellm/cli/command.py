@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses and runs; a user's mistake becomes one ``error:`` message and exit code 1."""
     # torch, which is imported later, reads it. Otherwise its idle CPU threads spin: beside other
-    # processes on two cores, the debug recipe trains at a quarter of the rate.
+    # processes on two cores, the debug recipe trains at a quarter of the throughput.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may have no λ or →

@@ -160,7 +160,7 @@ def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
     if train:
         rows.append((f"training loss at step {train['step']:,}", f"{train['loss']:.4f} nats"))
     if held_out := _last(records, "validation"):
-        label = f"held-out loss at step {held_out['step']:,}"
+        label = f"validation loss at step {held_out['step']:,}"
         rows.append((label, f"{held_out['loss']:.4f} nats ({held_out['num_targets']:,} tokens)"))
     if not records:
         rows.append(("losses", f"unknown: no {METRICS_FILE} beside the checkpoint"))

@@ -143,7 +143,7 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
     the cost of the weights' gradients also depends on the tokens per column (`_ACTIVE_ABOVE`). With
     ``ordered``, sparse runs in a token order, with as many tokens per column as are usual there.
     The cost of TwELL depends on the non-zeros of a token, and not on the order. With ``fp8`` both
-    sides compute in FP8 what training computes in FP8.
+    paths compute in FP8 what training computes in FP8.
     """
     num_tokens, k, n, _, format, device_index, *_ = call
     device = torch.device("cuda", device_index)

@@ -1,4 +1,4 @@
-"""Estimates: parameters, FLOPs per token, memory per GPU, and peak rates for MFU."""
+"""Estimates: parameters, FLOPs per token, memory per GPU, and peak FLOP/s for MFU."""
 
 import math
 from collections.abc import Sequence

@@ -385,11 +385,11 @@ class OptimizerConfig(StrictModel):
     def gate_peak(self) -> float:
         """Peak learning rate of the gates where AdamW updates them beside Muon.
 
-        For sparse models an eighth of Muon's rate was the best rate tried, or within the noise of
-        the best, at three sizes (docs/results.md, "The learning rate of the gates"). Dense models
-        have the same, so that comparisons are between equals. Over 111M tokens of 0.5b's shape,
-        dense SiLU ends 0.036 nats higher with gates at a sixteenth than with gates by Muon (two
-        seeds).
+        For sparse models an eighth of Muon's learning rate was the best tried, or within the noise
+        of the best, at three sizes (docs/results.md, "The learning rate of the gates"). Dense
+        models have the same, so that comparisons are between equals. Over 111M tokens of 0.5b's
+        shape, dense SiLU ends 0.036 nats higher with gates at a sixteenth than with gates by Muon
+        (two seeds).
         """
         return self.gate_learning_rate or self.learning_rate / 8
 
@@ -451,7 +451,7 @@ class CheckpointConfig(StrictModel):
 
 
 class ValidationConfig(StrictModel):
-    """Held-out loss."""
+    """Validation loss."""
 
     every_steps: NonNegativeInt = Field(
         500, description="Steps between validations; there is also one at the end. 0 is never"

@@ -152,7 +152,7 @@ def exponent(value: float) -> str:
 
 
 def dense_lines(axes: Axes, loss: float) -> None:
-    """The held-out loss of dense ReLU, and 1% more."""
+    """The validation loss of dense ReLU, and 1% more."""
     axes.axhline(loss, linestyle=":", color=MUTED, label="dense ReLU, mean")
     axes.axhline(loss * 1.01, linestyle="--", color=MUTED, label="1% above it")
 

@@ -19,7 +19,7 @@ from sparsellm.runs.telemetry.metrics import against_target, mean
 
 REPORT_FILE = "report.html"
 # What a verdict calls odd.
-RISEN = 0.01  # rise of the held-out loss above its lowest value, relative
+RISEN = 0.01  # rise of the validation loss above its lowest value, relative
 OFF_TARGET = 0.1  # difference of the non-zeros from their target, relative
 MANY_DEAD = 0.5  # share of the neurons
 _FOLDER = Path(__file__).parent
@@ -84,26 +84,26 @@ def verdict(run: RunData) -> list[str]:
     end = run.train[-1]
     sentences = [f"{end['step']:,} of {run.recipe.train.steps:,} steps, {end['tokens']:,} tokens."]
     if run.validation:
-        sentences.append(f"The held-out loss is {run.validation[-1]['loss']:.4f} nats per token.")
+        sentences.append(f"The validation loss is {run.validation[-1]['loss']:.4f} nats per token.")
     elif end.get("loss") is not None:
         loss = f"The training loss is {end['loss']:.4f} nats per token"
-        sentences.append(f"{loss}; no held-out loss was measured.")
+        sentences.append(f"{loss}; no validation loss was measured.")
     if nnz := end["sparsity"]["nnz_mean"]:
         width = run.recipe.model.intermediate_size
         zeros = f"{mean(nnz):,.1f} of {width:,} neurons are active for a token"
         sentences.append(f"{zeros}: {1 - mean(nnz) / width:.1%} of the activations are zero.")
-    rates = [r["tokens_per_second"] for r in run.train if r.get("tokens_per_second")]
-    if rates:
+    throughputs = [r["tokens_per_second"] for r in run.train if r.get("tokens_per_second")]
+    if throughputs:
         sparse = (end.get("kernels") or {}).get("sparse", [])
         kernels = f"; {sum(sparse)} of {len(sparse)} layers on sparse kernels" if sparse else ""
-        sentences.append(f"{statistics.median(rates):,.0f} tokens/s{kernels}.")
+        sentences.append(f"{statistics.median(throughputs):,.0f} tokens/s{kernels}.")
     return sentences + [f"Odd: {text}." for text in _odd(run)]
 
 
 def _odd(run: RunData) -> Iterator[str]:
     end, losses = run.train[-1], [record["loss"] for record in run.validation]
     if losses and losses[-1] > (1 + RISEN) * min(losses):
-        yield f"the held-out loss has risen from {min(losses):.4f}"
+        yield f"the validation loss has risen from {min(losses):.4f}"
     if end.get("skipped_steps"):
         yield f"{end['skipped_steps']} steps were skipped, as not finite or as spikes"
     if abs(off := end.get("target_error") or 0.0) > OFF_TARGET:

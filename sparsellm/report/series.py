@@ -19,7 +19,8 @@ Line = dict[str, Any]  # x and y, equally long, or a y for each of its layers
 def run_series(run: RunData) -> dict[str, Any]:
     """All data of one run: lines over tokens, heatmaps, and curves of its last record.
 
-    The scripts of the page read the keys; shares are fractions, sizes GiB, rates tokens per second.
+    The scripts of the page read the keys; shares are fractions, sizes GiB, throughput tokens per
+    second.
     """
     return {
         "label": run.label,

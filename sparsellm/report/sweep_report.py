@@ -33,7 +33,7 @@ COLUMNS: dict[str, Callable[[SweepData, Group], str]] = {
     "Non-zeros per token": lambda sweep, g: f"{g.nnz:,.1f}",
     "Zeros": lambda sweep, g: f"{g.zeros:.2%}",
     "Dead": lambda sweep, g: f"{g.dead_fraction:.1%}",
-    "Held-out loss": lambda sweep, g: _loss(g.held_out_losses),
+    "Validation loss": lambda sweep, g: _loss(g.held_out_losses),
     "Against dense ReLU": lambda sweep, g: _against(g.held_out_losses, sweep.dense_relu),
     "Against SiLU": lambda sweep, g: _against(g.held_out_losses, sweep.silu),
     "Training tokens/s": lambda sweep, g: f"{g.tokens_per_second:,.0f}",
@@ -63,10 +63,10 @@ def _forwards(metric: str) -> Callable[[Group], list[drawing.Point]]:
 _NNZ = "non-zeros per token, mean over layers"
 _NO_FORWARD = "no forward was measured (`sparsellm bench forward RUN… --record DIR/bench.jsonl`)"
 LOSS = Panel(
-    "Held-out loss",
+    "Validation loss",
     "nats per token",
     lambda g: [(last_nnz(run), run.validation[-1]["loss"]) for run in g.runs if run.validation],
-    "no run has a held-out loss (validation.every_steps)",
+    "no run has a validation loss (validation.every_steps)",
 )
 PANELS = (
     LOSS,

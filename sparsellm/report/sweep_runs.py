@@ -32,7 +32,7 @@ class Group:
     dead_fraction: float  # share of dead neurons at the end
     held_out_losses: list[float]  # the last one of each seed, nats per token
     tokens_per_second: float  # median over the second half of the records, mean over seeds
-    forward_ratio: float | None  # mean ratio of the forward's rates, if it was measured
+    forward_ratio: float | None  # mean ratio of the forward's throughputs, if it was measured
     mean_scores: list[float]  # the newest mean task score of each seed that has one
 
     def summary(self) -> dict[str, Any]:
@@ -52,7 +52,9 @@ def _group(name: str, runs: list[RunData], bench: list[dict[str, Any]]) -> Group
         metric: [of_run[key] for run in runs if (key := (metric, run.path.name)) in of_run]
         for metric in ("tokens_per_ms", "mJ_per_token")
     }
-    rates = [[r["tokens_per_second"] for r in run.train[len(run.train) // 2 :]] for run in runs]
+    throughputs = [
+        [r["tokens_per_second"] for r in run.train[len(run.train) // 2 :]] for run in runs
+    ]
     nnz, ends = fmean(map(last_nnz, runs)), [run.train[-1] for run in runs]
     return Group(
         runs,
@@ -66,7 +68,7 @@ def _group(name: str, runs: list[RunData], bench: list[dict[str, Any]]) -> Group
         zeros=1 - nnz / runs[0].recipe.model.intermediate_size,
         dead_fraction=fmean(fmean(end["sparsity"]["dead_fraction"]) for end in ends),
         held_out_losses=[run.validation[-1]["loss"] for run in runs if run.validation],
-        tokens_per_second=fmean(map(median, rates)),
+        tokens_per_second=fmean(map(median, throughputs)),
         forward_ratio=fmean(ratios["tokens_per_ms"]) if ratios["tokens_per_ms"] else None,
         mean_scores=[score for run in runs if (score := mean_score(run)) is not None],
     )
@@ -91,7 +93,7 @@ class SweepData:
 
     @property
     def dense_relu(self) -> float | None:
-        """Mean held-out loss of gated ReLU without L1, the baseline of sparse runs.
+        """Mean validation loss of gated ReLU without L1, the baseline of sparse runs.
 
         None where several groups are such, as of two sizes: none of them is the baseline of all.
         """
@@ -101,7 +103,7 @@ class SweepData:
 
     @property
     def silu(self) -> float | None:
-        """Mean held-out loss of SiLU, in the same way."""
+        """Mean validation loss of SiLU, in the same way."""
         return self._mean_loss(lambda r: r.ffn.activation == "silu")
 
     def families(self) -> list[tuple[int, list[Group]]]:

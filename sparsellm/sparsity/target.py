@@ -35,8 +35,8 @@ FAST, SLOW = 0.3, 0.08  # weights of the newest step
 MAX_ERROR = 0.3  # natural logarithm
 MAX_FACTOR = 1e4  # of λ from where it started
 FAR = 0.1  # from the target, natural logarithm
-EARLY_STEPS = 100  # within which it shows that a first λ is too high
-KILLED = 0.05  # of the target: a first λ is too high if it leaves fewer non-zeros
+EARLY_STEPS = 100  # within which it shows that the initial λ is too high
+KILLED = 0.05  # of the target: the initial λ is too high if it leaves fewer non-zeros
 _FEWEST = 1e-3  # non-zeros per token: a lower bound, so that the logarithm always exists
 
 
@@ -172,11 +172,11 @@ class TargetController:
                 yield "killed", self._killed()
 
     def _killed(self) -> str:
-        first = math.exp(self._start)
+        initial = math.exp(self._start)
         return (
-            f"the first λ silenced nearly all neurons, and some may stay dead: {self._restart} "
-            f"with a lower {self._section}l1_coefficient, such as {first / 100:.2g} instead of "
-            f"{first:.2g}"
+            f"the initial L1 coefficient silenced nearly all neurons, and some may stay dead: "
+            f"{self._restart} with a lower {self._section}l1_coefficient, such as "
+            f"{initial / 100:.2g} instead of {initial:.2g}"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -83,10 +83,10 @@ def _sweep(options: argparse.Namespace) -> None:
 
 def _table(summary: Path) -> str:
     """A sweep's summary.json in lines for a terminal."""
-    lines = [f"{'':28} {'active':>8} {'held-out loss':>13} {'tokens/s':>10}"]
+    lines = [f"{'':28} {'active':>8} {'validation loss':>15} {'tokens/s':>10}"]
     for group in json.loads(summary.read_text(encoding="utf-8")):
         losses = group["held_out_losses"]
         loss = f"{sum(losses) / len(losses):.4f}" if losses else "–"
-        rate = group["tokens_per_second"]
-        lines.append(f"{group['group']:28} {group['nnz']:>8.1f} {loss:>13} {rate:>10,.0f}")
+        throughput = group["tokens_per_second"]
+        lines.append(f"{group['group']:28} {group['nnz']:>8.1f} {loss:>15} {throughput:>10,.0f}")
     return "\n".join(lines)

@@ -211,8 +211,10 @@ def _at(start_time: float) -> str:
 def _summary(recipe: Recipe) -> str:
     records = read_metrics(recipe.run_path)
     train = of_kind(records, "train")[-1]
-    held_out = of_kind(records, "validation")
-    loss = f"held-out loss {held_out[-1]['loss']:.4f}" if held_out else f"loss {train['loss']:.4f}"
+    validation = of_kind(records, "validation")
+    loss = f"loss {train['loss']:.4f}"
+    if validation:
+        loss = f"validation loss {validation[-1]['loss']:.4f}"
     nnz = train["sparsity"]["nnz_mean"]
-    rate = train["tokens_per_second"]
-    return f"{loss}, {sum(nnz) / len(nnz):.1f} non-zeros, {rate:,.0f} tokens/s at the end"
+    throughput = train["tokens_per_second"]
+    return f"{loss}, {sum(nnz) / len(nnz):.1f} non-zeros, {throughput:,.0f} tokens/s at the end"

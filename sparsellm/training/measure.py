@@ -1,4 +1,4 @@
-"""What is measured after a step, once its checkpoint is saved: held-out loss and benchmarks.
+"""What is measured after a step, once its checkpoint is saved: validation loss and benchmarks.
 
 A run that is killed here, or asked to stop, finds out when it resumes which records are missing.
 Benchmarks are those of `sparsellm eval`, of the model in memory, without a checkpoint.

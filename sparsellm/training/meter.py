@@ -52,13 +52,13 @@ class Meter:
         executed = executed_flops_per_token(run.recipe, nnz_L, sparse_L)
         now, compiled = time.perf_counter(), compile_seconds()
         tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
-        rate = tokens / (now - self._since)
+        throughput = tokens / (now - self._since)
         self._train_seconds += now - self._since - (compiled - self._compiled)
         self._since, self._compiled, self._step = now, compiled, run.step
         speed = {
-            "tokens_per_second": rate,
-            "mfu": rate * executed / self._peak if self._peak else None,
-            "mfu_dense": rate * self._flops / self._peak if self._peak else None,
+            "tokens_per_second": throughput,
+            "mfu": throughput * executed / self._peak if self._peak else None,
+            "mfu_dense": throughput * self._flops / self._peak if self._peak else None,
             "memory_gib": _peak_memory_gib(run.accelerator.device),
             "seconds": now - self._began,
             "train_seconds": self._train_seconds,
@@ -92,9 +92,9 @@ def progress_line(record: TrainRecord, recipe: Recipe) -> str:
     total, line = recipe.train.steps, record.line()
     shown = [(m, m.value(line, recipe)) for m in METRICS if m.progress]
     parts = [text for m, value in shown if value is not None and (text := m.text(value))]
-    rate = record.values["tokens_per_second"]
-    assert rate is not None
+    throughput = record.values["tokens_per_second"]
+    assert throughput is not None
     remaining = (total - record.step) * recipe.train.global_batch_tokens
     head = f"step {record.step:>{len(str(total))}}/{total}"
-    text = " | ".join([head, *parts, f"eta {duration(remaining / rate)}"])
+    text = " | ".join([head, *parts, f"eta {duration(remaining / throughput)}"])
     return text.replace(" | (", " (")  # a share follows its number

@@ -1,4 +1,4 @@
-"""Held-out loss: the same sequences every time, whatever the number of ranks."""
+"""Validation loss: the same sequences every time, whatever the number of ranks."""
 
 from collections.abc import Callable, Iterable
 

@@ -49,21 +49,21 @@ def traces_with_ids(traces):
 def clock(monkeypatch, tmp_path):
     """A stage of ours takes 1 ms at 600 W, one of dense 2 ms at 700 W; nothing is compiled.
 
-    Yields the sides that were timed; each is run once.
+    Yields the configurations that were timed; each is run once.
     """
     monkeypatch.chdir(tmp_path)  # away from the checkout's own traces, which are wider
     timed = []
 
-    def sustained(sides, device, seconds):
-        timed.append(sides)
+    def sustained(configurations, device, seconds):
+        timed.append(configurations)
         assert seconds == 0.5
         found = {}
-        for name, side in sides.items():
-            for stage in side.stages.values():
+        for name, configuration in configurations.items():
+            for stage in configuration.stages.values():
                 stage()
             ms, watts = (1.0, 600.0) if name == "ours" else (2.0, 700.0)
-            stages = {stage: ms * CHUNKS for stage in side.stages}
-            stages["forward"] = stages["forward"] + side.charged_ms
+            stages = {stage: ms * CHUNKS for stage in configuration.stages}
+            stages["forward"] = stages["forward"] + configuration.charged_ms
             found[name] = Timing(stages, watts, 1500.0)
         return found
 

@@ -113,7 +113,11 @@ def test_decode_is_a_graph_that_rotates_its_weights(clock, monkeypatch):
     cache = SimpleNamespace(L2_cache_size=256 * 64 * 2)  # as large as the gate's weights
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cache)
     warm, captured = [], []
-    monkeypatch.setattr(ffn_forward, "warm_up", lambda side, _: warm.append(side.stages["forward"]))
+    monkeypatch.setattr(
+        ffn_forward,
+        "warm_up",
+        lambda configuration, _: warm.append(configuration.stages["forward"]),
+    )
 
     def capture(calls):
         assert warm == [*(call for before in captured for call in before), *calls]
@@ -125,12 +129,14 @@ def test_decode_is_a_graph_that_rotates_its_weights(clock, monkeypatch):
     assert found[0].case["launch"] == "graph"
     assert {m.bench for m in found} == {"ffn_decode"}
     assert [len({id(call) for call in calls}) for calls in captured] == [3, 3]  # dense and ours
-    assert [side.calls for sides in clock for side in sides.values()] == [3, 3]
+    assert [
+        configuration.calls for configurations in clock for configuration in configurations.values()
+    ] == [3, 3]
 
 
 def test_training_as_graphs_queues_forwards_before_their_backwards(clock, monkeypatch):
     warm, captured = [], []
-    monkeypatch.setattr(ffn_train, "warm_up", lambda side, _: warm.append(side))
+    monkeypatch.setattr(ffn_train, "warm_up", lambda configuration, _: warm.append(configuration))
 
     def capture(calls):
         before = len(calls[0].__closure__[0].cell_contents)  # what waits for its backward
@@ -144,7 +150,11 @@ def test_training_as_graphs_queues_forwards_before_their_backwards(clock, monkey
     assert captured == [(0, 4), (4, 4)] * 2  # forward and backward of dense, then of ours
     assert len(warm) == 2
     assert found[0].case["launch"] == "graph"
-    assert [(side.calls, side.most_at_once) for sides in clock for side in sides.values()] == [
+    assert [
+        (configuration.calls, configuration.most_at_once)
+        for configurations in clock
+        for configuration in configurations.values()
+    ] == [
         (4, 1),
         (4, 1),
     ]
@@ -203,10 +213,12 @@ def test_each_way_has_means_of_its_own(clock, traces):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_token_order_is_measured_beside_the_natural_one(name, clock, monkeypatch, traces_with_ids):
-    monkeypatch.setattr(ffn_run, "sustained", lambda sides, device, seconds: clock_of_half(sides))
+    monkeypatch.setattr(
+        ffn_run, "sustained", lambda configurations, device, seconds: clock_of_half(configurations)
+    )
 
-    def clock_of_half(sides):
-        return {name: timing.Timing({"sort": np.array([0.5])}) for name in sides}
+    def clock_of_half(configurations):
+        return {name: timing.Timing({"sort": np.array([0.5])}) for name in configurations}
 
     words = ["--pattern", "trace", "--traces", str(traces_with_ids), "--M"]
     *found, natural_mean, ordered_mean = run(name, *words, "200")

@@ -1,4 +1,4 @@
-"""`bench generation`: the figures of its sides, and gates that fit the asked number of neurons."""
+"""`bench generation`: its figures, and gates that fit the asked number of neurons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def options(*words):
 
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch):
-    """Our side then computes as stock does: what is tested is how sides are compared."""
+    """Ours then computes as stock does: what is tested is how configurations are compared."""
     monkeypatch.setattr(generation, "accelerate_whole", lambda *_, **__: None)
     monkeypatch.setattr(generation, "_STATIC", {})  # a compiled static cache takes a minute
 

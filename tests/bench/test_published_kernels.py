@@ -55,7 +55,7 @@ def test_wrong_results_are_not_timed(theirs, clock, capsys):
     said = capsys.readouterr().out
     assert said.count("y differs from dense by 100.0%; wrong results are not timed") == 2
     assert "ms 1" not in said
-    assert not clock  # neither side
+    assert not clock  # neither configuration
 
 
 def test_a_file_without_calls_is_refused(theirs):

@@ -1,4 +1,4 @@
-"""Sides that keep the device busy: their order, their times, and the power meanwhile."""
+"""Configurations that keep the device busy: their order, their times, and the power meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparsellm.bench import timing
-from sparsellm.bench.timing import Reading, Side, counters, power, spread, sustained
+from sparsellm.bench.timing import Configuration, Reading, counters, power, spread, sustained
 
 CPU = torch.device("cpu")
 
@@ -35,11 +35,11 @@ def takes(monkeypatch):
 
 def test_sides_take_turns_each_alone_and_are_timed_apart(takes):
     order = []
-    sides = {
-        "a": Side({"forward": takes(1, order, "a"), "backward": takes(3, order, "A")}),
-        "b": Side({"forward": takes(2, order, "b")}, calls=2),
+    configurations = {
+        "a": Configuration({"forward": takes(1, order, "a"), "backward": takes(3, order, "A")}),
+        "b": Configuration({"forward": takes(2, order, "b")}, calls=2),
     }
-    found = sustained(sides, CPU, 0.3)
+    found = sustained(configurations, CPU, 0.3)
     assert found["a"].stages["forward"] == pytest.approx(1)
     assert found["a"].stages["backward"] == pytest.approx(3)
     assert found["a"].ms == pytest.approx(4)
@@ -62,9 +62,9 @@ def test_the_beginning_of_a_stretch_is_not_timed_and_the_rest_has_a_spread(takes
         last = now + ms / 1e3
         return ms
 
-    sides = {"ours": Side({"forward": takes(cold_then_warm)}, most_at_once=1)}
-    sides["other"] = Side({"forward": takes(60)})
-    found = sustained(sides, CPU, 0.9)["ours"]  # 0.15 s of warming up in each stretch
+    configurations = {"ours": Configuration({"forward": takes(cold_then_warm)}, most_at_once=1)}
+    configurations["other"] = Configuration({"forward": takes(60)})
+    found = sustained(configurations, CPU, 0.9)["ours"]  # 0.15 s of warming up in each stretch
     _, under = spread(found.ms)
     assert under == pytest.approx({"p10": 2, "p90": 3})
 
@@ -72,7 +72,7 @@ def test_the_beginning_of_a_stretch_is_not_timed_and_the_rest_has_a_spread(takes
 def test_a_stage_is_run_several_times_before_the_next_one(takes):
     order = []
     stages = {"forward": takes(1, order, "f"), "backward": takes(1, order, "b")}
-    sustained({"ours": Side(stages, most_at_once=4)}, CPU, 0.01)
+    sustained({"ours": Configuration(stages, most_at_once=4)}, CPU, 0.01)
     runs = [len(list(run)) for _, run in itertools.groupby(order)]
     assert runs[:4] == [1, 1, 1, 1]  # to see how long they take
     assert set(runs[4:]) == {4}
@@ -80,7 +80,7 @@ def test_a_stage_is_run_several_times_before_the_next_one(takes):
 
 def test_what_was_measured_apart_is_charged_to_the_first_stage(takes):
     stages = {"forward": takes(1), "backward": takes(3)}
-    found = sustained({"ours": Side(stages, charged_ms=0.5)}, CPU, 0.1)["ours"]
+    found = sustained({"ours": Configuration(stages, charged_ms=0.5)}, CPU, 0.1)["ours"]
     assert found.ms == pytest.approx(4.5)
     assert [float(stage[0]) for stage in found.stages.values()] == pytest.approx([1.5, 3])
 
@@ -92,8 +92,11 @@ def test_power_is_that_of_the_stretches(takes, monkeypatch):
         return Reading(now, int(int(now / 0.020) * 0.020 * 500e3), 1400)
 
     monkeypatch.setattr(timing, "counters", lambda device: read)
-    sides = {"ours": Side({"forward": takes(3)}), "other": Side({"forward": takes(5)})}
-    found = sustained(sides, CPU, 0.6)["ours"]
+    configurations = {
+        "ours": Configuration({"forward": takes(3)}),
+        "other": Configuration({"forward": takes(5)}),
+    }
+    found = sustained(configurations, CPU, 0.6)["ours"]
     assert found.watts == pytest.approx(500, rel=0.03)
     assert found.sm_mhz == 1400
     # Nor does the energy between two stretches count.

@@ -80,9 +80,11 @@ def test_figures_are_of_the_second_half_without_steps_that_change_paths():
 
 def test_sparsity_that_changes_is_refused():
     falling = [record(step, nnz=200.0 / step) for step in range(1, 9)]
-    with pytest.raises(ValueError, match=r"not settled: 36\.7 → 26\.8 non-zeros.*--init-from"):
+    with pytest.raises(
+        ValueError, match=r"not in its steady state: 36\.7 → 26\.8 non-zeros.*--init-from"
+    ):
         figures(falling, [], 100)
-    assert figures(falling, [], 100, settles=False).values["tokens_per_ms"] == 1.0
+    assert figures(falling, [], 100, checks_steady_state=False).values["tokens_per_ms"] == 1.0
     flapping = [record(step, sparse=(step % 2 == 0, False)) for step in range(1, 9)]
     with pytest.raises(ValueError, match="only 0 of the last 4 steps took the same paths"):
         figures(flapping, [], 100)

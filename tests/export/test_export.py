@@ -283,7 +283,7 @@ def test_card_tells_the_run(tiny, tmp_path):
         for kind in ("train", "validation")
     )
     assert f"| training loss at step 4 | {last_train['loss']:.4f} nats |" in card
-    assert f"| held-out loss at step 4 | {validation['loss']:.4f} nats (512 tokens) |" in card
+    assert f"| validation loss at step 4 | {validation['loss']:.4f} nats (512 tokens) |" in card
     assert "| tokens | 1,024 |" in card
     active = active_parameters(recipe, sum(last_train["sparsity"]["nnz_mean"]) / 2)
     assert f" parameters ({active:,} active for a token) in " in card

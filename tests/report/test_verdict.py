@@ -22,7 +22,7 @@ def run(losses=(), ends=(), **changes):
 def test_it_says_loss_zeros_and_speed():
     assert verdict(run(losses=[3.0, 2.0], ends=["stopped (SIGTERM)", "finished"])) == [
         "120 of 120 steps, 983,040 tokens.",
-        "The held-out loss is 2.0000 nats per token.",
+        "The validation loss is 2.0000 nats per token.",
         "3.5 of 352 neurons are active for a token: 99.0% of the activations are zero.",
         "1,000 tokens/s.",
     ]
@@ -39,7 +39,7 @@ def test_it_says_what_is_odd():
         kernels={"sparse": [True], "overflows": 2},
     )
     assert [text for text in verdict(odd) if text.startswith("Odd: ")] == [
-        "Odd: the held-out loss has risen from 2.0000.",
+        "Odd: the validation loss has risen from 2.0000.",
         "Odd: 3 steps were skipped, as not finite or as spikes.",
         "Odd: the non-zeros are 25.0% below target.",
         "Odd: 75% of the neurons are silent.",

@@ -162,7 +162,10 @@ def test_a_start_that_silenced_the_model_is_the_last_warning_of_a_run_that_did_n
     for step in range(20, 220):  # long after its first steps, and still far off
         controller.observe(step, [15.0])
         assert controller.new_warning() is None
-    assert re.search("^non-zeros are -50% off .*: the first λ silenced", controller.final_warning())
+    assert re.search(
+        "^non-zeros are -50% off .*: the initial L1 coefficient silenced",
+        controller.final_warning(),
+    )
 
 
 @pytest.mark.parametrize("raised", [1e-9, 100.0])
@@ -185,7 +188,9 @@ def test_what_was_said_is_not_said_again_after_a_resume_and_remains_the_last_war
     for step in range(10, 220):
         resumed.observe(step, [0.0 if step < 20 else 15.0])
         assert resumed.new_warning() is None
-    assert re.search("^non-zeros are -50% off .*: the first λ silenced", resumed.final_warning())
+    assert re.search(
+        "^non-zeros are -50% off .*: the initial L1 coefficient silenced", resumed.final_warning()
+    )
 
 
 def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides, cli_here):
@@ -193,7 +198,9 @@ def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides,
     own += ["validation.every_steps=0", "runtime.compile=false", "optimizer.learning_rate=0.01"]
     done = cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *own]))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the first λ silenced nearly all neurons") == 2  # and at the end
+    assert (
+        done.stdout.count("the initial L1 coefficient silenced nearly all neurons") == 2
+    )  # and at the end
     path = load_recipe("debug", [*tiny_overrides, *own]).run_path
     [failure] = [r for r in read_metrics(path) if r["kind"] == "failure"]
     assert failure["what"] == "target"

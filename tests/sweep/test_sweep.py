@@ -141,9 +141,9 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     done = cli_here(*command)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny"
-    assert done.stdout.count("held-out loss") == 3  # one is the table's
+    assert done.stdout.count("validation loss") == 3  # one is the table's
     assert re.search(
-        r"\n +active +held-out loss +tokens/s\ndense-relu +\d+\.\d +\d\.\d{4} +", done.stdout
+        r"\n +active +validation loss +tokens/s\ndense-relu +\d+\.\d +\d\.\d{4} +", done.stdout
     )
     started = f"l1-0.1-seed0: started; its log is {folder / 'l1-0.1-seed0' / 'train.log'}"
     assert started in done.stdout

@@ -1,4 +1,4 @@
-"""A run on several corpora: their shares, tokens and held-out losses."""
+"""A run on several corpora: their shares, tokens and validation losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained on and what is held out: a share of the documents, and nothing on both sides."""
+"""What is trained on and what is held out: a share of the documents, and nothing in both."""
 
 import math
 from bisect import bisect_left
@@ -23,12 +23,12 @@ Divided = tuple[tuple[Shard, ...], tuple[Shard, ...]]
 def hold_out(shards: tuple[Shard, ...], fraction: float) -> Divided:
     """The shards for training, and those for held-out text.
 
-    Documents whose hash is below ``fraction`` are held out. Where this would leave one side without
+    Documents whose hash is below ``fraction`` are held out. Where this would leave one part without
     text, the documents with the lowest hashes are held out instead, until they have ``fraction`` of
     the text, at least one of them; and of the last one only its end, if all of it would be more
     than `MOST_OF_TEXT`. So a text of one document is divided as well.
 
-    Reads documents until both sides have one.
+    Reads documents until both parts have one.
 
     Raises:
         FileNotFoundError, ValueError, ConnectionError: as reading the shards does.
@@ -67,7 +67,7 @@ def check_apart(
         corpora: name, training shards and held-out shards of each.
 
     Raises:
-        ValueError: documents of one file are on both sides.
+        ValueError: documents of one file are in both parts.
     """
     held_out = [(name, shard) for name, _, validation in corpora for shard in validation]
     parts = {(shard.part, shard.divided): shard for _, shard in held_out}.values()
@@ -91,8 +91,8 @@ def check_apart(
                 if contents(candidate.url) == contents(shard.url):
                     warn_once(
                         f"{candidate.url}, which corpus {other} trains on, is a copy of "
-                        f"{shard.url}, which corpus {name} holds out, so the held-out loss is not "
-                        "of unseen text: take one of them out"
+                        f"{shard.url}, which corpus {name} holds out, so the validation loss is "
+                        "not of unseen text: take one of them out"
                     )
 
 

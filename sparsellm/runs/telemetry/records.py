@@ -120,7 +120,7 @@ class TrainRecord(_Written):
 
 @dataclass(frozen=True)
 class ValidationRecord(_Written):
-    """Held-out cross-entropy."""
+    """Validation loss: cross-entropy of held-out text."""
 
     kind: ClassVar[str] = "validation"
     loss: float = math.nan  # nats per token

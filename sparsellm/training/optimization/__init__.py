@@ -1,4 +1,4 @@
-"""What updates the weights, and at which rate.
+"""What updates the weights, and at which learning rate.
 
 Imports only `ffn` and `recipe`.
 """

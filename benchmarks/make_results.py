@@ -375,8 +375,8 @@ _SORTED = {"token_order": "auto"}
 _PATTERNS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("traces", _TRACES),
     ("traces, FP8 ²", _TRACES | _FP8),
-    ("traces, token order", _TRACES | _SORTED),
-    ("traces, token order, FP8 ²", _TRACES | _SORTED | _FP8),
+    ("traces, sorted tokens", _TRACES | _SORTED),
+    ("traces, sorted tokens, FP8 ²", _TRACES | _SORTED | _FP8),
     *((f"uniform, {nnz}", {"pattern": "uniform", "nnz": nnz}) for nnz in (15, 30, 60, 120, 300)),
     *((f"skewed, {nnz}", {"pattern": "skewed", "nnz": nnz}) for nnz in (15, 30, 60, 120, 300)),
 )

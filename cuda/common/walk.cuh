@@ -104,7 +104,7 @@ __device__ __forceinline__ void dot_slice(Entry* entry, int entries, const uint4
   if (i < entries) dot<false, whole>(entry + i, x, w, row_length, columns, first_slice);
 }
 
-// Rows of a matrix in the order of the tokens, where rows are in a token order.
+// Rows of a matrix in the order of the tokens, where rows are sorted tokens.
 struct RowsByToken {
   const int* token;  // or null
   int first;

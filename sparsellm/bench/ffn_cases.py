@@ -153,7 +153,7 @@ class Traced(NamedTuple):
 
         Fewer tokens than were recorded are a window of neighbours, whose mean number of non-zeros
         is close to that of all. For more, the recorded tokens are repeated. These get no ids, since
-        equal tokens would lie side by side in token order; nor do the few tokens of decoding.
+        equal tokens would lie side by side when sorted; nor do the few tokens of decoding.
         """
         recorded = len(self.x_MK)
         window = patterns.representative_window(self.count_M, min(tokens, recorded))

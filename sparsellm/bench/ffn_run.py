@@ -111,7 +111,7 @@ class FFNBench:
         return [Traced(*fit_gate(pattern_MN, k), pattern_MN.sum(1)) for pattern_MN in patterns]
 
     def _each_way(self, layer: Layer) -> Iterator[Layer]:
-        """The layer in each format and precision; if ids are known, in token order as well."""
+        """The layer in each format and precision; if ids are known, with sorted tokens as well."""
         orders = {"union": [layer], "twell": [layer]}
         if layer.ids_BT is not None:  # TwELL packs each token alone: to it the order is all one
             orders["union"].append(in_token_order(layer, layer.ids_BT))

@@ -7,9 +7,9 @@ gradients of x and of every weight by autograd, all in bf16.
 
 Forwards are queued before their backwards, as by the layers of a model, so that the host knows
 before a backward whether the pattern fitted. All calls use the same weights: with 2,048 tokens or
-more they are read so often that a warm cache makes no difference. In token order the time of ours
-includes the layer's share of the sort, and copies of x in that order and of its gradient back. In a
-model they cost less: the norm before the FFN makes them.
+more they are read so often that a warm cache makes no difference. With sorted tokens the time of
+ours includes the layer's share of the sort, and copies of x in that order and of its gradient back.
+In a model they cost less: the norm before the FFN makes them.
 
 With ``--graph`` both configurations are CUDA graphs, so that the times are those of the kernels
 alone. Eager calls take longer, since the host queues their kernels. In a graph there is room for

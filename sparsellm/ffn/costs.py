@@ -35,7 +35,7 @@ _LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
 _MAX_COPIES = 6
 # A normally distributed gate exceeds the first number of standard deviations for one token in 32,
 # and the second for one in 16: two and four tokens of a block. In real traces a column has 1.7 to
-# 2.5 tokens, and 3.8 to 5.4 in token order.
+# 2.5 tokens, and 3.8 to 5.4 with sorted tokens.
 _ACTIVE_ABOVE, _ACTIVE_ABOVE_IN_ORDER = 1.8627, 1.5341
 
 
@@ -141,7 +141,7 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
     Both include statistics and the L1 term, as in training; dense is compiled if ``compiled``. A
     bias keeps some neurons silent and lets each of the others be active for one token in 32, since
     the cost of the weights' gradients also depends on the tokens per column (`_ACTIVE_ABOVE`). With
-    ``ordered``, sparse runs in a token order, with as many tokens per column as are usual there.
+    ``ordered``, sparse runs on sorted tokens, with as many tokens per column as are usual there.
     The cost of TwELL depends on the non-zeros of a token, and not on the order. With ``fp8`` both
     paths compute in FP8 what training computes in FP8.
     """

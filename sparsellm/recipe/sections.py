@@ -162,9 +162,9 @@ class FFNConfig(StrictModel):
     )
     format: Literal["union", "twell"] = Field(
         "union",
-        description="How the sparse kernels store activations: union keeps, for each block of 64 "
-        "tokens, the neurons active for any of them; twell is the paper's TwELL and hybrid "
-        "format",
+        description="How the sparse kernels store activations: union keeps the active "
+        "set of each 64-token tile, the neurons active for any of its tokens; twell is the "
+        "paper's TwELL and hybrid format",
     )
     ell_width: int = Field(
         128,

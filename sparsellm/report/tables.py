@@ -35,7 +35,7 @@ def summary_table(runs: list[RunData]) -> str:
         "Tokens per second, median": lambda r: _over(
             r, "tokens_per_second", statistics.median, "{:,.0f}"
         ),
-        "FFN kernels, format, token order": lambda r: (
+        "FFN kernels, format, token sorting": lambda r: (
             f"{r.recipe.ffn.kernels}, {r.recipe.ffn.format}, {r.recipe.runtime.token_order}"
         ),
         "Peak memory of rank 0": lambda r: _over(r, "memory_gib", max, "{:.2f} GiB"),

@@ -113,7 +113,7 @@ def empty_union(x_MK: Tensor, num_neurons: int, splits: Splits | None = None) ->
 
 
 def gathers(x_MK: Tensor) -> bool:
-    """Whether `gate_union` and `union_up` can gather x's rows in a token order, on this GPU."""
+    """Whether `gate_union` and `union_up` can gather x's rows in sorted order, on this GPU."""
     return architecture_of(x_MK.get_device()).makes_gate and x_MK.numel() <= MAX_GATHERED
 
 

@@ -164,7 +164,7 @@ METRICS = (
            of=lambda line, r: sum(line["kernels"]["sparse"]), wandb="kernels"),
     Metric("overflows", "Patterns computed again in the backward pass", "per step", "kernels",
            of=lambda line, r: line["kernels"]["overflows"], wandb="kernels", from_zero=True),
-    Metric("union_mean", "Union of 64 tokens, mean over layers",
+    Metric("union_mean", "Active set (union) of 64 tokens, mean over layers",
            "neurons active for any of 64 tokens", "kernels",
            of=_mean_of("kernels", "union_mean"), wandb="kernels", scale="log"),
 )
@@ -181,7 +181,7 @@ LAYER_METRICS = (
     LayerMetric("sparse_kernels", "Kernels by layer",
                 lambda line: [float(sparse) for sparse in line["kernels"]["sparse"]],
                 "kernels", "1 sparse, 0 dense", "linear"),
-    LayerMetric("union_mean", "Union of 64 tokens by layer", _of("kernels", "union_mean"),
-                "kernels", "neurons active for any of 64 tokens"),
+    LayerMetric("union_mean", "Active set (union) of 64 tokens by layer",
+                _of("kernels", "union_mean"), "kernels", "neurons active for any of 64 tokens"),
 )
 # fmt: on

@@ -59,8 +59,8 @@ class _FailuresAtOnce:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and terminal is not None:
             crash = getattr(report.longrepr, "reprcrash", None)
-            said = report.longreprtext if crash is None else crash.message
-            first, *rest = said.strip().splitlines()  # notes on an error come last
+            report_text = report.longreprtext if crash is None else crash.message
+            first, *rest = report_text.strip().splitlines()  # notes on an error come last
             line = " … ".join((first, *rest[-1:]))
             where = "" if crash is None else f"{crash.path}:{crash.lineno}: "
             terminal.write(f"\nFAILED {report.nodeid} ({report.when}): {where}{line}\n", flush=True)

@@ -96,29 +96,29 @@ def blocks_of(document: Path) -> Iterator[Block]:
 
 def prose_of(document: Path) -> list[tuple[int, str]]:
     """Line number and text of each `code` span outside of blocks."""
-    found, fenced = [], False
+    spans, fenced = [], False
     for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), 1):
         if _FENCE.match(line):
             fenced = not fenced
         elif not fenced:
-            found += [(number, span) for span in re.findall(r"`([^`]+)`", line)]
-    return found
+            spans += [(number, span) for span in re.findall(r"`([^`]+)`", line)]
+    return spans
 
 
 def commented_commands(path: Path) -> str:
     """The commands in a file's comments, which stand two spaces or more behind the sign."""
-    found, goes_on = [], False
+    commands, goes_on = [], False
     for line in path.read_text(encoding="utf-8").splitlines():
         comment = _COMMENT.match(line)
         words = [] if comment is None else comment[2].split()
         while words and _ASSIGNMENT.match(words[0]):
             words.pop(0)
         if comment is not None and (goes_on or (words and words[0] in _COMMANDS)):
-            found.append(comment[2])
+            commands.append(comment[2])
             goes_on = comment[2].endswith("\\")
         else:
             goes_on = False
-    return "\n".join(found)
+    return "\n".join(commands)
 
 
 def commands_in(text: str) -> Iterator[list[str]]:

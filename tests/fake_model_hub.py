@@ -35,28 +35,28 @@ class FakeModelHub(FakeServer):
             self._create(request)
         elif path == "/api/validate-yaml":
             request.send_json({"errors": [], "warnings": []})
-        elif found := re.fullmatch(r"/api/models/(.+)/preupload/main", path):
+        elif match := re.fullmatch(r"/api/models/(.+)/preupload/main", path):
             files = json.loads(request.body)["files"]
             plain = {"uploadMode": "regular", "shouldIgnore": False}
             request.send_json({"files": [{"path": f["path"], **plain} for f in files]})
-        elif found := re.fullmatch(r"/api/models/(.+)/commit/main", path):
-            self._commit(request, found[1])
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/.+)?", path):
-            self._info(request, found[1])
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.+", path):
-            files = self.repos[found[1]].items()
+        elif match := re.fullmatch(r"/api/models/(.+)/commit/main", path):
+            self._commit(request, match[1])
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/.+)?", path):
+            self._info(request, match[1])
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.+", path):
+            files = self.repos[match[1]].items()
             rows = [{"type": "file", "path": n, "size": len(c), "oid": "0"} for n, c in files]
             request.send_json(rows)
-        elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
-            self._file(request, found[1], found[2])
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
+            self._file(request, match[1], match[2])
         else:
             request.send_json({"error": f"not found: {path}"}, 404)
 
     def _create(self, request: Request) -> None:
-        asked = json.loads(request.body)
-        name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+        body = json.loads(request.body)
+        name = f"{body.get('organization') or 'me'}/{body['name']}"
         self.repos.setdefault(name, {})
-        self.private[name] = asked.get("private") or asked.get("visibility") == "private"
+        self.private[name] = body.get("private") or body.get("visibility") == "private"
         request.send_json({"url": f"{self.endpoint}/{name}", "name": name, "id": name})
 
     def _commit(self, request: Request, repo: str) -> None:

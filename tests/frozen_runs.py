@@ -157,22 +157,22 @@ def outcome(overrides: list[str]) -> dict:
     return {"records": records, "tensors": tensors, "trainer": state}
 
 
-def differences(found: dict, expected: dict) -> list[str]:
+def differences(actual: dict, expected: dict) -> list[str]:
     """The first records, tensors and values that are not the same."""
     lines = [
         f"{len(a)} {key}, not {len(b)}"
-        for key in found
-        if len(a := found[key]) != len(b := expected[key])
+        for key in actual
+        if len(a := actual[key]) != len(b := expected[key])
     ]
-    for own, other in zip(found["records"], expected["records"], strict=False):
+    for record, other in zip(actual["records"], expected["records"], strict=False):
         lines += [
-            f"step {other['step']} {key}: {own.get(key)}, not {other.get(key)}"
-            for key in own.keys() | other.keys()
-            if own.get(key) != other.get(key)
+            f"step {other['step']} {key}: {record.get(key)}, not {other.get(key)}"
+            for key in record.keys() | other.keys()
+            if record.get(key) != other.get(key)
         ]
     for kind in ("tensors", "trainer"):
-        keys = sorted(found[kind].keys() | expected[kind].keys())
-        lines += [key for key in keys if found[kind].get(key) != expected[kind].get(key)]
+        keys = sorted(actual[kind].keys() | expected[kind].keys())
+        lines += [key for key in keys if actual[kind].get(key) != expected[kind].get(key)]
     return lines[:5]
 
 
@@ -195,11 +195,11 @@ def main() -> None:
         train(name, case, overrides, case.fault)
         if case.fault == "kill":
             train(name, case, overrides, "none")
-        found = json.loads(json.dumps(outcome(overrides)))
-        (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
+        actual = json.loads(json.dumps(outcome(overrides)))
+        (folder / f"{name}.json").write_text(json.dumps(actual, indent=1))
         if options.other is not None:
             expected = json.loads((options.other / f"{name}.json").read_text())
-            wrong = differences(found, expected)
+            wrong = differences(actual, expected)
             failed |= bool(wrong)
             print(name, "differs: " + "; ".join(wrong) if wrong else "is the same", flush=True)
     sys.exit(failed)

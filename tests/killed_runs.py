@@ -74,8 +74,8 @@ class Trial:
         """Starts a run, or resumes it."""
         options = self.options
         every = options.every if name == "killed" else 0
-        own = [*self._overrides, f"name={name}", f"checkpoint.every_steps={every}"]
-        return launched.train_command(options.config, options.gpus, options.recipe, own, None)
+        settings = [*self._overrides, f"name={name}", f"checkpoint.every_steps={every}"]
+        return launched.train_command(options.config, options.gpus, options.recipe, settings, None)
 
     def train(self, name: str, clock: Clock) -> dict[int, float]:
         """The loss of each step of a run, which is trained to its end if it is not there yet."""
@@ -123,15 +123,15 @@ class Trial:
         left = wait_until_gone([*family, launcher], END_SECONDS)
         seconds = time.perf_counter() - killed
         last, who = _last_step(run_path), "one rank" if alone else "all ranks"
-        what = f"kill {number}: {who} in step {last + 1}"
+        event = f"kill {number}: {who} in step {last + 1}"
         if left:
             launched.kill(launcher)
-            sys.exit(f"{what}: still alive after {END_SECONDS} s: {left}; see {log}")
+            sys.exit(f"{event}: still alive after {END_SECONDS} s: {left}; see {log}")
         if launcher.wait() == 0 or last >= self.options.steps:
-            sys.exit(f"{what}: too late, the run had ended; see {log}")
-        with self._kills.open("a") as made:
-            made.write(json.dumps({"who": who, "after": last, "seconds": seconds}) + "\n")
-        print(f"{what} (reached in {reached:.0f} s); all gone in {seconds:.1f} s", flush=True)
+            sys.exit(f"{event}: too late, the run had ended; see {log}")
+        with self._kills.open("a") as kills_file:
+            kills_file.write(json.dumps({"who": who, "after": last, "seconds": seconds}) + "\n")
+        print(f"{event} (reached in {reached:.0f} s); all gone in {seconds:.1f} s", flush=True)
 
 
 class Clock:
@@ -187,16 +187,18 @@ def main() -> None:
     resumed = [record["step"] for record in records if record["kind"] == "session"]
     ends = [record["how"] for record in records if record["kind"] == "session_end"]
     # Where another rank was killed, the main rank may still write that its session failed.
-    made, found = len(trial.kills), sum(how != "finished" for how in ends)
+    num_kills, num_ended = len(trial.kills), sum(ending != "finished" for ending in ends)
     usual, apart = _largest_difference(second, first), _largest_difference(killed, first)
     slowest = max(kill["seconds"] for kill in trial.kills)
     print(
-        f"{made} kills: all {options.steps} steps once, resumed from steps {resumed[1:]}; all "
+        f"{num_kills} kills: all {options.steps} steps once, resumed from steps {resumed[1:]}; all "
         f"processes gone within {slowest:.1f} s; losses within {apart:.2e} (relative) of an "
         f"undisturbed run, another undisturbed one within {usual:.2e}"
     )
-    if made != options.kills or found != made or not any(resumed):
-        sys.exit(f"error: {made} of {options.kills} kills were made; the sessions ended so: {ends}")
+    if num_kills != options.kills or num_ended != num_kills or not any(resumed):
+        sys.exit(
+            f"error: {num_kills} of {options.kills} kills were made; the sessions ended so: {ends}"
+        )
     if apart > TOLERANCE * usual + ROUNDING:
         sys.exit(f"error: more than {TOLERANCE} times as far apart as two undisturbed runs")
 
@@ -215,8 +217,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _largest_difference(found: dict[int, float], expected: dict[int, float]) -> float:
-    return max(abs(found[step] - loss) / abs(loss) for step, loss in expected.items())
+def _largest_difference(actual: dict[int, float], expected: dict[int, float]) -> float:
+    return max(abs(actual[step] - loss) / abs(loss) for step, loss in expected.items())
 
 
 def _records(run_path: Path) -> list[dict]:
@@ -239,8 +241,8 @@ def _newest_record(run_path: Path, sessions: int) -> dict | None:
     """Of the last step of the launch after so many; steps before its first are of earlier ones."""
     records = _records(run_path)
     starts = [i for i, record in enumerate(records) if record["kind"] == "session"]
-    own = records[starts[-1] :] if len(starts) > sessions else []
-    trained = [record for record in own if record["kind"] == "train"]
+    session_records = records[starts[-1] :] if len(starts) > sessions else []
+    trained = [record for record in session_records if record["kind"] == "train"]
     return trained[-1] if trained else None
 
 

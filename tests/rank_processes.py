@@ -19,13 +19,13 @@ def ranks_of(word: str) -> list[psutil.Process]:
     of a rank (data workers, compilers) are none: they have other arguments, or, where they were
     forked, those of their parent.
     """
-    found = []
+    processes = []
     for process in processes_with(word):
         with contextlib.suppress(psutil.Error):
             words, parent = process.cmdline(), process.parent()
             if LAUNCHER not in words and (parent is None or parent.cmdline() != words):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def processes_with(word: str) -> list[psutil.Process]:

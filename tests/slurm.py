@@ -71,8 +71,8 @@ class Slurm:
 
     def submit(self, output: Path, *words: str, **environment: str) -> str:
         """Queues a script on both nodes, for its output see ``output``; the job's number."""
-        own = ("--parsable", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=4")
-        return self.call("sbatch", *own, f"--output={output}", *words, **environment)
+        arguments = ("--parsable", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=4")
+        return self.call("sbatch", *arguments, f"--output={output}", *words, **environment)
 
     def about(self, job: str, key: str) -> str:
         """A value of ``scontrol show job``."""

@@ -94,8 +94,8 @@ class Soak:
         if sorted(validated) != sorted({*range(VALIDATION, steps + 1, VALIDATION), steps}):
             self.problems.append(f"validations are missing or double: {sorted(validated)[-5:]}")
         sessions = [r["id"] for r in records if r["kind"] == "session"]
-        ended = [r["session"] for r in records if r["kind"] == "session_end"]
-        if sessions != ended:
+        ended_sessions = [r["session"] for r in records if r["kind"] == "session_end"]
+        if sessions != ended_sessions:
             self.problems.append("a session has no end, or two")
         undisturbed = self.folder / "straight"
         reference = {

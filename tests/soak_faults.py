@@ -101,8 +101,8 @@ def _stop(session: Session, chance: random.Random, problem: str = "") -> Ended:
 def _refused(session: Session, expected: str) -> Ended:
     if not session.wait(150):
         return session, "was not refused"
-    found = re.search(expected, session.said)
-    return session, "" if found and session.status else f"did not say {expected!r}"
+    match = re.search(expected, session.said)
+    return session, "" if match and session.status else f"did not say {expected!r}"
 
 
 def _differ(folder: Path, chance: random.Random) -> Ended:
@@ -119,8 +119,8 @@ def _validation(folder: Path, chance: random.Random) -> Ended:
     end = time.monotonic() + 60
     while "the validation failed" not in session.said and time.monotonic() < end:
         time.sleep(0.2)
-    said = "the validation failed" in session.said
-    return _stop(session, chance, problem or ("" if said else "no validation failed"))
+    reported = "the validation failed" in session.said
+    return _stop(session, chance, problem or ("" if reported else "no validation failed"))
 
 
 def _bit_flip(folder: Path, chance: random.Random) -> Ended | None:

@@ -63,8 +63,8 @@ class Session:
         command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port=0"]
         command += [f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}", "--num_processes=2"]
         command += [str(FAULTY), fault, str(rank), str(steps), "train", "--recipe", "debug"]
-        own = [*OVERRIDES, "train.steps=1000000", f"logging.run_dir={folder}", f"name={name}"]
-        own += _texts(folder)
+        settings = [*OVERRIDES, "train.steps=1000000", f"logging.run_dir={folder}", f"name={name}"]
+        settings += _texts(folder)
         self.run_path = folder / name
         self._mark = f"logging.run_dir={folder}"
         self._log = folder / f"{name}.log"
@@ -74,7 +74,7 @@ class Session:
             writer = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
         assert writer.stdin is not None
         self._process = subprocess.Popen(
-            [*command, *set_arguments(own), *arguments],
+            [*command, *set_arguments(settings), *arguments],
             stdout=writer.stdin,
             stderr=subprocess.STDOUT,
             cwd=folder,
@@ -152,9 +152,9 @@ class Session:
 def _texts(folder: Path) -> list[str]:
     """Python's own sources; each rank reads what lies in the folder where it works."""
     sources = sorted(Path(json.__file__).parents[1].glob("*.py"))
-    for name, own in zip(TEXTS.values(), (sources[:-20], sources[-20:]), strict=True):
+    for name, paths in zip(TEXTS.values(), (sources[:-20], sources[-20:]), strict=True):
         if not (folder / name).exists():
-            lines = [json.dumps({"text": path.read_text(encoding="utf-8")}) for path in own]
+            lines = [json.dumps({"text": path.read_text(encoding="utf-8")}) for path in paths]
             (folder / name).write_text("\n".join(lines) + "\n")
             (folder / f"{name}.jsonl").symlink_to(f"/proc/self/cwd/{name}")
     return ["data.corpus=local", *(f"data.{k}=[{folder}/{n}.jsonl]" for k, n in TEXTS.items())]

@@ -76,7 +76,7 @@ def test_alone_a_command_lists_its_own(command, listed, capsys):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "words",
     [
         ["debug", "--set", "train.steps=7"],
         ["--set", "train.steps=7", "debug"],
@@ -84,11 +84,11 @@ def test_alone_a_command_lists_its_own(command, listed, capsys):
         ["--set", "train.steps=7", "--gpus", "1", "debug"],
     ],
 )
-def test_a_recipe_is_given_with_and_without_its_flag(cli_here, given):
-    shown = cli_here("recipe", "show", *given)
+def test_a_recipe_is_given_with_and_without_its_flag(cli_here, words):
+    shown = cli_here("recipe", "show", *words)
     assert shown.returncode == 0
-    told = not Machine.present().gpus and "--gpus" not in given
-    assert ("this machine has no GPU; the above is for" in shown.stdout) == told
+    warns = not Machine.present().gpus and "--gpus" not in words
+    assert ("this machine has no GPU; the above is for" in shown.stdout) == warns
     assert "name: debug" in shown.stdout
     assert "steps: 7\n" in shown.stdout
 
@@ -98,9 +98,9 @@ def test_a_name_that_is_nearly_right(cli_here):
 
 
 def test_keys_are_described_with_type_default_and_limits(cli_here):
-    found = cli_here("recipe", "keys", "train").stdout
-    assert found.startswith("train.steps: whole number > 0\n    Optimizer steps\n")
-    assert "optimizer" not in found
+    output = cli_here("recipe", "keys", "train").stdout
+    assert output.startswith("train.steps: whole number > 0\n    Optimizer steps\n")
+    assert "optimizer" not in output
     everything = cli_here("recipe", "keys").stdout
     assert 'ffn.kernels: auto | dense | sparse = "auto"\n' in everything
     assert "evaluation.limit: whole number > 0 | null = null\n" in everything
@@ -110,9 +110,9 @@ def test_keys_are_described_with_type_default_and_limits(cli_here):
 
 
 def test_a_size_of_ones_own(tmp_path, cli_here):
-    own = tmp_path / "wide.yaml"
-    own.write_text("base: debug\nname: wide\nmodel:\n  intermediate_size: 512\n")
-    assert "intermediate_size: 512" in cli_here("recipe", "show", str(own)).stdout
+    recipe_file = tmp_path / "wide.yaml"
+    recipe_file.write_text("base: debug\nname: wide\nmodel:\n  intermediate_size: 512\n")
+    assert "intermediate_size: 512" in cli_here("recipe", "show", str(recipe_file)).stdout
     (tmp_path / "wider.yaml").write_text("base: wide.yaml\nname: wider\n")  # the file beside it
     shown = cli_here("recipe", "show", str(tmp_path / "wider.yaml")).stdout
     assert "intermediate_size: 512" in shown
@@ -121,8 +121,8 @@ def test_a_size_of_ones_own(tmp_path, cli_here):
         capture_output=True, text=True, check=True, env=process_env(),
     ).stdout  # fmt: skip
     example = re.search(r"^  base:.*?\n\n", help_text, re.MULTILINE | re.DOTALL)
-    own.write_text("\n".join(line[2:] for line in example[0].splitlines()))
-    assert load_recipe(str(own)).model.intermediate_size == 8192
+    recipe_file.write_text("\n".join(line[2:] for line in example[0].splitlines()))
+    assert load_recipe(str(recipe_file)).model.intermediate_size == 8192
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_a_size_of_ones_own(tmp_path, cli_here):
     ],
 )
 def test_wrong_values_are_answered_in_plain_words(cli_here, override, says):
-    found = cli_here("recipe", "show", "debug", "--set", override)
-    assert found.returncode == 1
-    assert says in found.stderr
-    assert not re.search(r"Config|pydantic|\^\[", found.stderr)
+    done = cli_here("recipe", "show", "debug", "--set", override)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert not re.search(r"Config|pydantic|\^\[", done.stderr)
 
 
 _QUICK = [["--help"], ["trian"], ["train", "--help"], ["train", "debug", "--steps", "3"],
@@ -166,11 +166,11 @@ def test_answers_without_torch(command):
         f"from sparsellm.cli import main\nsys.exit(main({command}))"
     )
     began = _seconds_of_children()
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=process_env()
     )
-    assert "Traceback" not in found.stderr
-    assert found.stdout or "error:" in found.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout or "error:" in done.stderr
     assert _seconds_of_children() - began < 2
 
 
@@ -233,20 +233,20 @@ def test_stop_saves_ends_and_waits(tiny_overrides, tmp_path, cli_here):
 
 
 def test_stop_does_not_signal_another_process(tmp_path, cli_here):
-    own = Presence.within(tmp_path, "id").model_copy(update={"created": 1.0})
-    elsewhere = own.model_copy(update={"host": "elsewhere"})
+    presence = Presence.within(tmp_path, "id").model_copy(update={"created": 1.0})
+    elsewhere = presence.model_copy(update={"host": "elsewhere"})
     for holder, answer in (
         (elsewhere, "is trained on host elsewhere"),
-        (own, "no process trains"),  # one of this number has begun since
+        (presence, "no process trains"),  # one of this number has begun since
     ):
         (tmp_path / "running.json").write_text(holder.model_dump_json())
         assert answer in cli_here("stop", str(tmp_path)).stderr
 
 
 def test_make_help_names_every_verb():
-    found = subprocess.run(["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT)
     verbs = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
-    assert re.findall(r"^  make ([\w-]+)", found.stdout, re.MULTILINE) == verbs
+    assert re.findall(r"^  make ([\w-]+)", done.stdout, re.MULTILINE) == verbs
 
 
 _PIPED = [["recipe", "keys"], ["recipe", "show", "0.5b"], ["--help"]]
@@ -259,31 +259,31 @@ def _without_a_reader(*arguments: str, stderr: bool = False) -> subprocess.Compl
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     streams["stderr" if stderr else "stdout"] = writer
     command = [sys.executable, "-m", "sparsellm", *arguments]
-    found = subprocess.run(command, **streams, text=True, check=False, env=process_env())
+    done = subprocess.run(command, **streams, text=True, check=False, env=process_env())
     os.close(writer)
-    return found
+    return done
 
 
 @pytest.mark.parametrize("command", _PIPED, ids=" ".join)
 def test_a_command_ends_quietly_with_its_reader(command):
     """As `sparsellm recipe keys | head` does: killed by the signal, as `cat` is."""
-    found = _without_a_reader(*command)
-    assert found.stderr == ""
-    assert found.returncode == -signal.SIGPIPE
+    done = _without_a_reader(*command)
+    assert done.stderr == ""
+    assert done.returncode == -signal.SIGPIPE
 
 
 @pytest.mark.parametrize("command", [["train", "0.5bb"], ["trian"]], ids=" ".join)
 def test_errors_that_nobody_reads_end_it_too(command):
-    found = _without_a_reader(*command, stderr=True)
-    assert found.stdout == ""
-    assert found.returncode == -signal.SIGPIPE
+    done = _without_a_reader(*command, stderr=True)
+    assert done.stdout == ""
+    assert done.returncode == -signal.SIGPIPE
 
 
 @pytest.mark.slow
 def test_a_training_ends_quietly_with_its_reader(tiny_overrides):
-    found = _without_a_reader("train", "debug", *set_arguments(tiny_overrides))
-    assert found.stderr == ""
-    assert found.returncode == -signal.SIGPIPE
+    done = _without_a_reader("train", "debug", *set_arguments(tiny_overrides))
+    assert done.stderr == ""
+    assert done.returncode == -signal.SIGPIPE
 
 
 def test_a_broken_pipe_of_another_kind_is_an_error(cli_here, monkeypatch):
@@ -291,18 +291,18 @@ def test_a_broken_pipe_of_another_kind_is_an_error(cli_here, monkeypatch):
         raise BrokenPipeError(32, "Broken pipe", "a worker's")
 
     monkeypatch.setattr(recipe_cli, "_list", fails)
-    found = cli_here("recipe", "list")
-    assert found.returncode == 1
-    assert 'error: [Errno 32] Broken pipe: "a worker\'s"' in found.stderr
+    done = cli_here("recipe", "list")
+    assert done.returncode == 1
+    assert 'error: [Errno 32] Broken pipe: "a worker\'s"' in done.stderr
 
 
 def test_recipes_are_listed_by_size_with_their_number_of_parameters(cli_here):
     lines = cli_here("recipe", "list").stdout.splitlines()
-    found = {name: size for name, size, *_ in map(str.split, lines)}
-    plain = [name for name in found if "/" not in name]
+    sizes = {name: size for name, size, *_ in map(str.split, lines)}
+    plain = [name for name in sizes if "/" not in name]
     assert plain == ["debug", "small", "pilot", "0.5b", "relufy", "1b", "1.5b", "2b", "8b"]
-    assert list(found)[: len(plain)] == plain
-    assert (found["debug"], found["small"], found["2b"]) == ("845k", "116M", "2.06B")
+    assert list(sizes)[: len(plain)] == plain
+    assert (sizes["debug"], sizes["small"], sizes["2b"]) == ("845k", "116M", "2.06B")
 
 
 def test_the_version_is_an_option_and_a_command(cli_here, capsys):
@@ -320,9 +320,9 @@ def test_retries_of_the_hub_are_not_printed():
         "main(['version'])\n"
         "http_backoff('HEAD', 'http://127.0.0.1:9', max_retries=1, base_wait_time=0)"
     )
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
         env=process_env(HF_HUB_OFFLINE="0"),
     )  # fmt: skip
-    assert "Connection refused" in found.stderr
-    assert "Retrying" not in found.stderr
+    assert "Connection refused" in done.stderr
+    assert "Retrying" not in done.stderr

@@ -65,9 +65,9 @@ class _Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
-        self.targets |= {found[name] for name in ("href", "src") if found.get(name)}
+        attributes = dict(attrs)
+        self.anchors |= {attributes[name] for name in ("id", "name") if attributes.get(name)}
+        self.targets |= {attributes[name] for name in ("href", "src") if attributes.get(name)}
 
 
 def test_every_link_and_figure_leads_somewhere(site):
@@ -92,5 +92,5 @@ def test_search_works_on_pages_that_are_opened_as_files(site):
         pytest.skip("the search was NOT tried: no chromium or google-chrome on the PATH")
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command += ["--virtual-time-budget=15000", f"file://{site}/index.html?q=union+format"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert re.search(r"md-search-result__meta\">\d+ matching documents", found)
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert re.search(r"md-search-result__meta\">\d+ matching documents", output)

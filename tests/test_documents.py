@@ -67,9 +67,9 @@ def test_every_command_in_a_comment_exists(path):
 
 
 def test_commands_in_comments_are_found():
-    found = [words for path in COMMENTED for words in commands_in(commented_commands(path))]
-    assert len(found) > 10
-    assert any("--num_processes" not in words and words[0] == "sbatch" for words in found)
+    commands = [words for path in COMMENTED for words in commands_in(commented_commands(path))]
+    assert len(commands) > 10
+    assert any("--num_processes" not in words and words[0] == "sbatch" for words in commands)
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)

@@ -205,11 +205,11 @@ def test_weights_that_are_not_finite_are_refused_by_name(tiny, capsys):
 def test_without_a_prompt_a_held_out_document_is_continued(
     checkpoint_path, pretrained, capsys, tmp_path
 ):
-    own = next(read_in_order(load_corpus("sample").validation, pretrained.tokenizer))
+    document = next(read_in_order(load_corpus("sample").validation, pretrained.tokenizer))
     (tmp_path / "text.jsonl").write_text('{"text": ""}\n{"text": "héllo wo€ld, it is"}\n')
     arguments = ["generate", str(checkpoint_path), "--max-new-tokens", "2", "--temperature", "0"]
     assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith(pretrained.tokenizer.decode(own[:16].tolist()))
+    assert capsys.readouterr().out.startswith(pretrained.tokenizer.decode(document[:16].tolist()))
     assert main([*arguments, "--data", str(tmp_path / "text.jsonl")]) == 0
     text = capsys.readouterr().out
     assert text.startswith("héllo wo")
@@ -234,17 +234,17 @@ def test_interactive_continues_each_line(checkpoint_path, pretrained, capsys, mo
 def test_a_text_begins_as_in_the_models_training(pretrained, tmp_path):
     """Training here has put the end-of-document token before a text, others what their tokenizer
     does; what that puts after a text is no beginning."""
-    own = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "a": 2}, []))
-    own.add_special_tokens(["<s>", "</s>"])
+    hf_tokenizer = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "a": 2}, []))
+    hf_tokenizer.add_special_tokens(["<s>", "</s>"])
     templates = {None: [1], "<s> $A": [0], "$A </s>": [1], "<s> <s> $A </s>": [0, 0]}
     for number, (template, begin) in enumerate(templates.items()):
         if template:
-            own.post_processor = processors.TemplateProcessing(
+            hf_tokenizer.post_processor = processors.TemplateProcessing(
                 single=template, special_tokens=[("<s>", 0), ("</s>", 1)]
             )
         folder = tmp_path / str(number)
         folder.mkdir()
-        own.save(str(folder / "tokenizer.json"))
+        hf_tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
         tokenizer = load_tokenizer(f"hf:{folder}")
         assert tokenizer.encode_batch(["aa"])[0].tolist() == [2, 2]
@@ -277,10 +277,10 @@ def test_a_model_from_elsewhere_is_sampled_as_the_options_say(tmp_path):
 
 
 def _first_input(model):
-    seen = []
+    inputs = []
     hook = model.model.model.embed_tokens.register_forward_pre_hook(
-        lambda _, given: seen.append(given[0].tolist())
+        lambda _, args: inputs.append(args[0].tolist())
     )
     _generate(model, "aa", max_new_tokens=1, sampling=GREEDY)
     hook.remove()
-    return seen[0]
+    return inputs[0]

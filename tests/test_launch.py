@@ -93,32 +93,43 @@ def submit(slurm, tmp_path):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": str(port), "GPUS_PER_NODE": "1"}
-        own["CONFIG"] = str(ROOT / "launch" / "ddp8.yaml")
+        variables = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "PORT": str(port),
+            "GPUS_PER_NODE": "1",
+        }
+        variables["CONFIG"] = str(ROOT / "launch" / "ddp8.yaml")
         words = (f"--chdir={tmp_path}", *options, SCRIPT, *arguments)
-        return slurm.submit(tmp_path / "output", *words, **(own | environment))
+        return slurm.submit(tmp_path / "output", *words, **(variables | environment))
 
     return submit
 
 
 def _until(output, text, times=1, seconds=60):
     end = time.monotonic() + seconds
-    while not output.is_file() or (said := output.read_text()).count(text) < times:
-        assert time.monotonic() < end, f"not {times} times {text!r} in: {said[-3000:]}"
+    while not output.is_file() or (printed := output.read_text()).count(text) < times:
+        assert time.monotonic() < end, f"not {times} times {text!r} in: {printed[-3000:]}"
         time.sleep(0.1)
 
 
 @pytest.mark.slow
 def test_slurm_script_hands_on_its_arguments_and_its_config(slurm, submit, tmp_path):
-    own = ["--recipe", "2b", "--set", "data.files=[/a b/*.parquet, $HOME/*]", "--set", "name='n'"]
+    arguments = [
+        "--recipe",
+        "2b",
+        "--set",
+        "data.files=[/a b/*.parquet, $HOME/*]",
+        "--set",
+        "name='n'",
+    ]
     printed = 'printf "%s\\n" "$@" > "node$SLURM_NODEID"'
     for config in ("ddp8", "hsdp"):
         path = str(ROOT / "launch" / f"{config}.yaml")
-        job = submit(printed, *own, CONFIG=path, GPUS_PER_NODE="8")
+        job = submit(printed, *arguments, CONFIG=path, GPUS_PER_NODE="8")
         slurm.wait(job, "COMPLETED")
         for rank in range(2):
             launched = (tmp_path / f"node{rank}").read_text().splitlines()
-            assert launched[-len(own) :] == own
+            assert launched[-len(arguments) :] == arguments
             options = launch_command_parser().parse_args(launched[1:])
             assert options.config_file == path
             assert (options.num_machines, options.machine_rank) == (2, rank)
@@ -142,15 +153,15 @@ until wait $!; do :; done
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["preempted", "cancelled"])
+@pytest.mark.parametrize("end", ["preempted", "cancelled"])
 def test_a_preempted_job_saves_and_is_queued_again_a_cancelled_one_only_saves(
-    slurm, submit, tmp_path, how
+    slurm, submit, tmp_path, end
 ):
     job = submit(SAVES, "--recipe", "2b", SAVE_SECONDS="1")
     _until(tmp_path / "output", "began", times=2)
-    if how == "preempted":
-        own = ("--partition=high", "--exclusive", "--wrap=true")
-        slurm.wait(slurm.submit(tmp_path / "other", *own), "COMPLETED")
+    if end == "preempted":
+        options = ("--partition=high", "--exclusive", "--wrap=true")
+        slurm.wait(slurm.submit(tmp_path / "other", *options), "COMPLETED")
         slurm.wait(job, "PENDING")
         assert slurm.about(job, "Restarts") == "1"
         slurm.call("scancel", job)
@@ -200,8 +211,8 @@ def test_a_run_survives_lost_launchers_and_preemption(slurm, submit, tiny_overri
     for resumed, fault in enumerate(faults, start=1):
         _until(output, "saved ", times=output.read_text().count("saved ") + 1, seconds=120)
         if fault == "preemption":
-            own = ("--partition=high", "--exclusive", "--wrap=true")
-            slurm.wait(slurm.submit(tmp_path / "other", *own), "COMPLETED")
+            options = ("--partition=high", "--exclusive", "--wrap=true")
+            slurm.wait(slurm.submit(tmp_path / "other", *options), "COMPLETED")
             slurm.start_now(job)
         else:
             number = "1" if fault.startswith("second") else "0"

@@ -175,14 +175,14 @@ def test_without_a_sparse_layer_tokens_are_not_sorted(tiny, monkeypatch):
 @pytest.fixture
 def graphs(monkeypatch):
     """Those that torch compiles, which are run as they are."""
-    found = []
+    captured = []
 
     def backend(graph, _inputs):
-        found.append(graph)
+        captured.append(graph)
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    return found
+    return captured
 
 
 def test_a_block_is_compiled_once_for_all_capacities(tiny, graphs):
@@ -195,10 +195,10 @@ def test_a_block_is_compiled_once_for_all_capacities(tiny, graphs):
         model.model.rotary_emb(x_BTC, torch.arange(64)[None]),
         layer.mlp.capacity_for(128),
     )
-    given = {"return_stats": True, "position_embeddings": rotary, "attention_mask": None}
+    arguments = {"return_stats": True, "position_embeddings": rotary, "attention_mask": None}
     for capacity in (first, 50, 20, first - 2):  # as it begins, shrinks and grows again
-        found, _ = layer(x_BTC, capacity=capacity, **given)
-        torch.testing.assert_close(found, layer(x_BTC, capacity=first, **given)[0])
+        actual, _ = layer(x_BTC, capacity=capacity, **arguments)
+        torch.testing.assert_close(actual, layer(x_BTC, capacity=first, **arguments)[0])
     assert len(graphs) == 1
 
 
@@ -219,13 +219,13 @@ def test_ddp_does_not_cut_what_is_compiled(tiny, graphs):
 def test_bf16_keeps_fp32_weights_and_a_bf16_residual_stream(tiny):
     recipe = tiny("runtime.precision=bf16")
     model = build_model(recipe, eos_token_id=256)
-    seen = []
-    model.model.layers[1].register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    dtypes = []
+    model.model.layers[1].register_forward_pre_hook(lambda _, args: dtypes.append(args[0].dtype))
     tokens = _tokens(recipe)
     with torch.autocast("cpu", torch.bfloat16):
         sums = Objective(model, recipe.runtime)(tokens[:, :-1], tokens[:, 1:])
     total_loss(sums, 0.1, tokens[:, 1:].numel(), 1).backward()
-    assert seen == [torch.bfloat16]
+    assert dtypes == [torch.bfloat16]
     assert sums.cross_entropy_sum.dtype == sums.l1_sum_L.dtype == torch.float32
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
 
@@ -254,14 +254,14 @@ def test_weights_begin_as_those_of_stock_transformers(tiny, overrides):
     model = build_model(tiny(*overrides), eos_token_id=256)
     stock = type(model)(model.config)
     expected = {**stock.state_dict(), **dict(stock.named_buffers())}
-    found = {**model.state_dict(), **dict(model.named_buffers())}
-    assert found.keys() == expected.keys()
+    tensors = {**model.state_dict(), **dict(model.named_buffers())}
+    assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
         if tensor.dim() < 2:  # norms, biases, frequencies of RoPE
-            assert torch.equal(found[name], tensor), name
+            assert torch.equal(tensors[name], tensor), name
             continue
-        assert abs(found[name].mean()) < 5 * tensor.std() / tensor.numel() ** 0.5, name
-        assert found[name].std() / tensor.std() == pytest.approx(1, abs=0.15), name
+        assert abs(tensors[name].mean()) < 5 * tensor.std() / tensor.numel() ** 0.5, name
+        assert tensors[name].std() / tensor.std() == pytest.approx(1, abs=0.15), name
 
 
 def test_weights_depend_on_the_seed_alone(tiny):

@@ -28,7 +28,7 @@ def test_a_module_name_means_one_thing():
             places[path.stem].append(str(path.relative_to(PACKAGE)))
         if path.stem == "__init__" and path.parent != PACKAGE:
             places[path.parent.name].append(str(path.relative_to(PACKAGE)))
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
 def test_a_class_name_means_one_thing():
@@ -37,14 +37,14 @@ def test_a_class_name_means_one_thing():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(PACKAGE)))
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
 def test_every_folder_says_what_it_is_for_and_what_it_may_import():
     for path in PACKAGE.rglob("__init__.py"):
         if "_bundled" in path.parts:
             continue
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
-        assert said, path
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert docstring, path
         if path.parent != PACKAGE:
-            assert "import" in said.lower(), f"{path}: say what this folder may import"
+            assert "import" in docstring.lower(), f"{path}: say what this folder may import"

@@ -46,8 +46,8 @@ def ranks(number: int, *program: str, config: str = "") -> subprocess.CompletedP
         out, errors = Path(folder) / "out", Path(folder) / "errors"
         started = []
         for rank in range(number):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if number > 1 else {}
-            started.append(Program(program, env | own, out, errors))
+            variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if number > 1 else {}
+            started.append(Program(program, env | variables, out, errors))
         status = _wait_for(started)
         return subprocess.CompletedProcess(program, status, out.read_text(), errors.read_text())
 
@@ -98,8 +98,8 @@ def _environment(config: str, number: int) -> dict[str, str]:
         [*words, "--main_process_port=0", "program"]
     )
     arguments, *_ = launch._validate_launch_command(arguments)
-    found = prepare_multi_gpu_env(arguments)
-    return {key: value for key, value in found.items() if os.environ.get(key) != value}
+    variables = prepare_multi_gpu_env(arguments)
+    return {key: value for key, value in variables.items() if os.environ.get(key) != value}
 
 
 class Program:

@@ -68,8 +68,8 @@ def _main(number: int, arguments: list[str]) -> None:
         rank = Rank()
         if rank.pid == 0:
             os.setsid()
-            if said := rank.request.readline():  # nothing, if the launcher ended before
-                become(*json.loads(said))
+            if request_line := rank.request.readline():  # nothing, if the launcher ended before
+                become(*json.loads(request_line))
             return
         ranks.append(rank)
     _launch(arguments, ranks)

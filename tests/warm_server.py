@@ -60,8 +60,8 @@ def _serve() -> dict | None:
         with contextlib.suppress(BlockingIOError):
             os.read(awake, 1000)
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                print(json.dumps([ended[0], os.waitstatus_to_exitcode(ended[1])]), flush=True)
+            while (exited := os.waitpid(-1, os.WNOHANG))[0]:
+                print(json.dumps([exited[0], os.waitstatus_to_exitcode(exited[1])]), flush=True)
 
 
 def _run(words: list[str], env: dict[str, str], cwd: str, out: str, errors: str) -> None:

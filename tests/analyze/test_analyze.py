@@ -51,38 +51,38 @@ def _statistics(active_MN: np.ndarray, batches: list[int]) -> dict:
 def test_statistics_equal_brute_force(tokens, neurons, density, seed):
     rng = np.random.default_rng(seed)
     active = rng.random((tokens, neurons)) < density * rng.random(neurons)
-    found = _statistics(active, rng.integers(1, 100, 3).tolist())
+    statistics = _statistics(active, rng.integers(1, 100, 3).tolist())
     count = active.sum(1)
-    assert found["nnz_mean"] == pytest.approx(count.mean())
-    assert found["nnz_max"] == count.max()
+    assert statistics["nnz_mean"] == pytest.approx(count.mean())
+    assert statistics["nnz_max"] == count.max()
     for percent in (50, 99):
-        threshold = found[f"nnz_p{percent}"]
+        threshold = statistics[f"nnz_p{percent}"]
         assert (count <= threshold).mean() >= percent / 100
         assert (count < threshold).mean() < percent / 100
     padded = np.pad(active, ((0, -tokens % 256), (0, -neurons % 256)))
-    assert found["tile_max"] == padded.reshape(len(padded), -1, 256).sum(2).max()
+    assert statistics["tile_max"] == padded.reshape(len(padded), -1, 256).sum(2).max()
     for size in (64, 128, 256):
         blocks = [active[i : i + size].any(0).sum() for i in range(0, tokens, size)]
-        assert found["union"][str(size)] == pytest.approx(np.mean(blocks))
+        assert statistics["union"][str(size)] == pytest.approx(np.mean(blocks))
     popular = np.sort(active.sum(0))[::-1]
     for top in (128, 256, 512, 1024):
         expected = popular[:top].sum() / max(popular.sum(), 1)
-        assert found["hot_share"][str(top)] == pytest.approx(expected)
-    assert found["never_fired_fraction"] == pytest.approx((~active.any(0)).mean())
+        assert statistics["hot_share"][str(top)] == pytest.approx(expected)
+    assert statistics["never_fired_fraction"] == pytest.approx((~active.any(0)).mean())
 
 
 def test_figures_of_a_real_model(test_data):
     traces, _ = load_traces(test_data / "traces" / "pilot_nnz16-44.npz", 5632)
-    found = []
+    layers = []
     for trace in (traces[0], traces[5]):
-        found.append(_statistics(trace.pattern().numpy(), [6000, 2000]))
+        layers.append(_statistics(trace.pattern().numpy(), [6000, 2000]))
     # Mean, median, p99, max, most in a tile, unions, shares: as published with it.
-    first = found[0]
+    first = layers[0]
     assert [round(first["nnz_mean"], 1), first["nnz_p50"], first["nnz_p99"]] == [26.2, 12, 125]
     assert [first["nnz_max"], first["tile_max"]] == [5606, 256]
     assert [round(x) for x in first["union"].values()] == [777, 1190, 1733]
     assert [round(100 * x) for x in first["hot_share"].values()] == [22, 33, 47, 64]
-    last = found[1]
+    last = layers[1]
     assert [round(last["nnz_mean"], 1), last["tile_max"]] == [44.4, 51]
     assert round(100 * last["never_fired_fraction"]) == 7
 
@@ -112,21 +112,21 @@ def test_traces_equal_the_statistics_of_the_model(checkpoint):
     assert torch.cat([batch_BT for batch_BT, _ in batches]).tolist() == tokens.tolist()
     for layer in range(2):
         active_MN = torch.cat([patterns[layer] for _, patterns in batches])
-        seen = []
+        layer_stats = []
         block = pretrained.model.model.layers[layer]
         original = block.forward
 
-        def spy(hidden, original=original, seen=seen, **attention):
+        def spy(hidden, original=original, layer_stats=layer_stats, **attention):
             out, stats = original(hidden, return_stats=True, **attention)
-            seen.append(stats)
+            layer_stats.append(stats)
             return out
 
         block.forward = spy
         with torch.no_grad():
             pretrained.model.model(tokens, use_cache=False)
         block.forward = original
-        assert active_MN.sum(1).tolist() == seen[0].nnz_M.tolist()
-        assert active_MN.sum(0).tolist() == seen[0].active_N.tolist()
+        assert active_MN.sum(1).tolist() == layer_stats[0].nnz_M.tolist()
+        assert active_MN.sum(0).tolist() == layer_stats[0].active_N.tolist()
 
 
 def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
@@ -134,19 +134,19 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     printed = capsys.readouterr().out
     assert "512 tokens, 64 neurons per layer" in printed
     assert "frequent tokens for which the most neurons are active, on average: '" in printed
-    found = json.loads((checkpoint / "analysis" / "statistics.json").read_text())
+    statistics = json.loads((checkpoint / "analysis" / "statistics.json").read_text())
     shape = {"tokens": 512, "context_length": 32, "intermediate_size": 64}
     source = {"checkpoint": str(checkpoint), "step": 1, "corpus": "sample"}
-    assert shape | source == {key: found[key] for key in (*shape, *source)}
-    assert len(found["layers"]) == 2
-    assert len(found["tokens_by_nnz"]["highest"]) > 0
+    assert shape | source == {key: statistics[key] for key in (*shape, *source)}
+    assert len(statistics["layers"]) == 2
+    assert len(statistics["tokens_by_nnz"]["highest"]) > 0
     traces, ids_BT = load_traces(checkpoint / "analysis" / "traces.npz", 64)
     assert ids_BT.size == 512
-    common = found["tokens_by_nnz"]["highest"][0]
+    common = statistics["tokens_by_nnz"]["highest"][0]
     assert (ids_BT == common["id"]).sum() == common["occurrences"] >= 8
     assert common["text"] == bytes([common["id"]]).decode(errors="replace")
     mean = [float(trace.count_M.mean()) for trace in traces]
-    assert mean == pytest.approx([layer["nnz_mean"] for layer in found["layers"]])
+    assert mean == pytest.approx([layer["nnz_mean"] for layer in statistics["layers"]])
 
 
 def test_results_of_a_model_on_the_hub_are_not_written_to_its_cache(
@@ -175,9 +175,9 @@ def test_some_layers_patterns_can_be_kept_alone(checkpoint, tmp_path, capsys):
 def test_what_is_counted_and_what_is_kept_are_asked_for_apart(checkpoint):
     pretrained = load_pretrained(checkpoint)
     corpora = held_out_corpora(pretrained.recipe, None)
-    found, few, few_ids = analyze(pretrained, corpora, 512, 3, trace_tokens=128)
+    statistics, few, few_ids = analyze(pretrained, corpora, 512, 3, trace_tokens=128)
     whole, all_of_it, all_ids = analyze(pretrained, corpora, 512, 2, trace_tokens=512)
-    assert found == whole  # whatever the batch, whatever is kept
+    assert statistics == whole  # whatever the batch, whatever is kept
     assert (few_ids.shape, all_ids.shape) == ((4, 32), (16, 32))
     for some, every in zip(few, all_of_it, strict=True):
         assert some.num_tokens == 128
@@ -200,9 +200,9 @@ def test_a_mixture_is_measured_by_weight(checkpoint, tmp_path, capsys):
         data = pretrained.recipe.data.model_copy(update={"corpus": weights})
         corpora = held_out_corpora(pretrained.recipe.model_copy(update={"data": data}), None)
         assert "no held-out text: corpus c" in capsys.readouterr().err
-        found, _, ids_BT = analyze(pretrained, corpora, 12 * 32, 3, trace_tokens=4 * 32)
-        assert found["corpus"] == f"{first} 0.25, {second} 0.75"
-        assert found["tokens"] == 12 * 32
+        statistics, _, ids_BT = analyze(pretrained, corpora, 12 * 32, 3, trace_tokens=4 * 32)
+        assert statistics["corpus"] == f"{first} 0.25, {second} 0.75"
+        assert statistics["tokens"] == 12 * 32
         assert sorted(set(ids_BT.flatten().tolist())) == [97, 98]
         assert (ids_BT == ord(first)).all(1).sum() == 1
         batches = held_out_tokens(pretrained, corpora, 12 * 32, 3)
@@ -239,8 +239,8 @@ def test_trace_files_are_checked(tmp_path):
     trace = _trace(np.eye(8, dtype=bool))
     path = tmp_path / "traces.npz"
     save_traces(path, [trace])
-    [found], _ = load_traces(path, 8)
-    assert found.index.tolist() == list(range(8))
+    [restored], _ = load_traces(path, 8)
+    assert restored.index.tolist() == list(range(8))
     with pytest.raises(ValueError, match=r"names neuron 7 of 4"):
         load_traces(path, 4)
     with pytest.raises(FileNotFoundError, match=r"sparsellm analyze"):
@@ -257,8 +257,8 @@ def test_a_trace_file_may_have_the_ids_of_its_tokens(tmp_path):
     trace, ids_BT = _trace(np.eye(8, dtype=bool)), np.arange(8).reshape(2, 4)
     path = tmp_path / "traces.npz"
     save_traces(path, [trace], ids_BT)
-    [found], ids = load_traces(path, 8)
-    assert found.index.tolist() == list(range(8))
+    [restored], ids = load_traces(path, 8)
+    assert restored.index.tolist() == list(range(8))
     assert np.array_equal(ids, ids_BT)
     save_traces(path, [trace])
     assert load_traces(path, 8)[1] is None

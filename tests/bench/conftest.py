@@ -57,15 +57,15 @@ def clock(monkeypatch, tmp_path):
     def sustained(configurations, device, seconds):
         timed.append(configurations)
         assert seconds == 0.5
-        found = {}
+        timings = {}
         for name, configuration in configurations.items():
             for stage in configuration.stages.values():
                 stage()
             ms, watts = (1.0, 600.0) if name == "ours" else (2.0, 700.0)
             stages = {stage: ms * CHUNKS for stage in configuration.stages}
             stages["forward"] = stages["forward"] + configuration.charged_ms
-            found[name] = Timing(stages, watts, 1500.0)
-        return found
+            timings[name] = Timing(stages, watts, 1500.0)
+        return timings
 
     monkeypatch.setattr(compare, "sustained", sustained)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)

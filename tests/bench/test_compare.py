@@ -26,9 +26,12 @@ def squares(monkeypatch):
 
 
 def test_it_is_checked_timed_and_recorded(squares):
-    [found] = squares(SimpleNamespace(benchmark="squares", width=8, seconds=0.01))
-    assert [(m.bench, m.metric) for m in found] == [("squares", "ms"), ("squares", "difference")]
-    ms, difference = found
+    [measurements] = squares(SimpleNamespace(benchmark="squares", width=8, seconds=0.01))
+    assert [(m.bench, m.metric) for m in measurements] == [
+        ("squares", "ms"),
+        ("squares", "difference"),
+    ]
+    ms, difference = measurements
     assert ms.case == {"M": 16_384, "K": 8}
     assert ms.ratio == ms.baseline / ms.value
     assert set(ms.sustained) == set(ms.baseline_sustained) == {"p10", "p90", "seconds"}

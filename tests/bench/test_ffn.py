@@ -35,16 +35,16 @@ MODULES = {"ffn": ffn_forward, "ffn-train": ffn_train}
 
 
 def run(name, *words):
-    own = ["--kernels", "sparse"] if name == "ffn" else []
-    return list(MODULES[name].measure(options(name, *SMALL, *own, *words), CPU))
+    kernels = ["--kernels", "sparse"] if name == "ffn" else []
+    return list(MODULES[name].measure(options(name, *SMALL, *kernels, *words), CPU))
 
 
 # --- cases ----------------------------------------------------------------------------------------
 
 
 def test_options_select_every_combination():
-    asked = options("ffn", "--M", "8", "2048", "--shape", "2048/5632", "2048/22528")
-    cases = ffn_cases.selected(asked)
+    parsed = options("ffn", "--M", "8", "2048", "--shape", "2048/5632", "2048/22528")
+    cases = ffn_cases.selected(parsed)
     assert len(cases) == len(set(cases)) == 2 * (1 + 2 * 6) + 2 * (2 * 6)
     assert Case(2048, Shape(2048, 22_528, True), "skewed", 11_264) in cases  # 50%
     assert {case.shape for case in cases if case.pattern == "trace"} == {Shape(2048, 5632, True)}
@@ -85,16 +85,18 @@ def test_the_commands_errors(name, capsys, monkeypatch):
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_records(name, shape, clock):
-    (found,) = run(name, "--shape", shape, "--pattern", "skewed")
-    case = dict(found[0].case)
-    assert {m.bench for m in found} == {"ffn_train" if name == "ffn-train" else "ffn_forward"}
-    assert all(m.case == case for m in found)
+    (measurements,) = run(name, "--shape", shape, "--pattern", "skewed")
+    case = dict(measurements[0].case)
+    assert {m.bench for m in measurements} == {
+        "ffn_train" if name == "ffn-train" else "ffn_forward"
+    }
+    assert all(m.case == case for m in measurements)
     assert 20 < case.pop("union_64") < 256
     assert case.pop("measured_nnz") == pytest.approx(20, rel=0.02)
     expected = {"M": 128, "K": 64, "N": 256, "gated": shape == "64/256", "pattern": "skewed"}
     expected |= {"nnz": 20, "path": "sparse"} | ({"kernels": "sparse"} if name == "ffn" else {})
     assert case == expected
-    by_metric = {m.metric: m for m in found}
+    by_metric = {m.metric: m for m in measurements}
     stages = 2 if name == "ffn-train" else 1
     ms = by_metric["ms"]
     assert (ms.value, ms.unit, ms.baseline, ms.ratio) == (stages * 1.0, "ms", stages * 2.0, 2.0)
@@ -125,9 +127,9 @@ def test_decode_is_a_graph_that_rotates_its_weights(clock, monkeypatch):
         return calls[0]
 
     monkeypatch.setattr(timing, "graph", capture)
-    [found] = run("ffn", "--M", "8", "--pattern", "uniform")
-    assert found[0].case["launch"] == "graph"
-    assert {m.bench for m in found} == {"ffn_decode"}
+    [measurements] = run("ffn", "--M", "8", "--pattern", "uniform")
+    assert measurements[0].case["launch"] == "graph"
+    assert {m.bench for m in measurements} == {"ffn_decode"}
     assert [len({id(call) for call in calls}) for calls in captured] == [3, 3]  # dense and ours
     assert [
         configuration.calls for configurations in clock for configuration in configurations.values()
@@ -146,10 +148,10 @@ def test_training_as_graphs_queues_forwards_before_their_backwards(clock, monkey
         return lambda: None
 
     monkeypatch.setattr(timing, "graph", capture)
-    [found] = run("ffn-train", "--graph", "--pattern", "uniform")
+    [measurements] = run("ffn-train", "--graph", "--pattern", "uniform")
     assert captured == [(0, 4), (4, 4)] * 2  # forward and backward of dense, then of ours
     assert len(warm) == 2
-    assert found[0].case["launch"] == "graph"
+    assert measurements[0].case["launch"] == "graph"
     assert [
         (configuration.calls, configuration.most_at_once)
         for configurations in clock
@@ -158,7 +160,7 @@ def test_training_as_graphs_queues_forwards_before_their_backwards(clock, monkey
         (4, 1),
         (4, 1),
     ]
-    assert {m.metric for m in found} >= {"ms", "forward_ms", "backward_ms", "difference"}
+    assert {m.metric for m in measurements} >= {"ms", "forward_ms", "backward_ms", "difference"}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -174,13 +176,17 @@ def test_formats_are_recorded_apart(name, clock):
 def test_a_trace_gives_a_record_a_layer_and_their_mean(name, clock, traces):
     words = ["--pattern", "trace", "--traces", str(traces), "--M", "400"]
     first, second, mean = run(name, *words)
-    assert [found[0].case["layer"] for found in (first, second, mean)] == [0, 1, "mean"]
-    nnz = [found[0].case["nnz"] for found in (first, second)]
+    assert [measurements[0].case["layer"] for measurements in (first, second, mean)] == [
+        0,
+        1,
+        "mean",
+    ]
+    nnz = [measurements[0].case["nnz"] for measurements in (first, second)]
     assert nnz == pytest.approx([0.02 * 256, 0.06 * 256], rel=0.1)
     assert mean[0].case["nnz"] == pytest.approx(sum(nnz) / 2, abs=0.051)
     assert [(m.metric, m.ratio) for m in mean] == [(m.metric, m.ratio) for m in first]
     assert mean[0].sustained == first[0].sustained
-    differences = [found[-1].value for found in (first, second, mean)]
+    differences = [measurements[-1].value for measurements in (first, second, mean)]
     assert differences[2] == pytest.approx(sum(differences[:2]) / 2)
 
 
@@ -201,12 +207,12 @@ def test_means_are_ratios_of_means():
 
 def test_each_way_has_means_of_its_own(clock, traces):
     ways = ["--format", "union", "twell", "--precision", "bf16", "fp8"]
-    found = run("ffn-train", "--pattern", "trace", "--traces", str(traces), *ways)
-    ms = [each[0] for each in found]
+    measurements = run("ffn-train", "--pattern", "trace", "--traces", str(traces), *ways)
+    ms = [each[0] for each in measurements]
     keys = [[m.case["layer"], m.case.get("format"), m.case.get("precision")] for m in ms]
     four = [[f, p] for f in (None, "twell") for p in (None, "fp8")]
     assert keys == [[layer, *way] for layer in (0, 1, "mean") for way in four]
-    differences = [each[-1].value for each in found]
+    differences = [each[-1].value for each in measurements]
     for first, second, mean in zip(differences[:4], differences[4:8], differences[8:], strict=True):
         assert mean == pytest.approx((first + second) / 2)
 
@@ -221,18 +227,18 @@ def test_token_order_is_measured_beside_the_natural_one(name, clock, monkeypatch
         return {name: timing.Timing({"sort": np.array([0.5])}) for name in configurations}
 
     words = ["--pattern", "trace", "--traces", str(traces_with_ids), "--M"]
-    *found, natural_mean, ordered_mean = run(name, *words, "200")
-    keys = [(each[0].case["layer"], each[0].case.get("token_order")) for each in found]
+    *measurements, natural_mean, ordered_mean = run(name, *words, "200")
+    keys = [(each[0].case["layer"], each[0].case.get("token_order")) for each in measurements]
     assert keys == [(0, None), (0, "auto"), (1, None), (1, "auto")]
     stages = 2 if name == "ffn-train" else 1
-    for natural, ordered in (found[:2], found[2:], (natural_mean, ordered_mean)):
+    for natural, ordered in (measurements[:2], measurements[2:], (natural_mean, ordered_mean)):
         assert ordered[0].case["union_64"] != natural[0].case["union_64"]
         assert natural[0].value == stages
         assert ordered[0].value == stages + 0.5 / 2  # there are two layers
         assert ordered[0].baseline == natural[0].baseline == 2 * stages
     # Decoding has none, and repetitions would be sorted side by side. To TwELL it is all one.
-    for others in (["400"], ["200", "--format", "twell"]):
-        assert all("token_order" not in each[0].case for each in run(name, *words, *others))
+    for more_words in (["400"], ["200", "--format", "twell"]):
+        assert all("token_order" not in each[0].case for each in run(name, *words, *more_words))
 
 
 def test_fewer_tokens_than_recorded_fire_as_recorded(traces):
@@ -247,28 +253,28 @@ def test_fewer_tokens_than_recorded_fire_as_recorded(traces):
 
 def test_without_other_traces_those_of_the_checkout_are_measured(clock, traces, monkeypatch):
     monkeypatch.setattr(ffn_run, "SAMPLE_TRACES", traces)
-    found = run("ffn", "--pattern", "trace", "--M", "100")
-    assert [each[0].case["layer"] for each in found] == [0, 1, "mean"]
-    assert {each[0].case["traces"] for each in found} == {"sample"}
+    measurements = run("ffn", "--pattern", "trace", "--M", "100")
+    assert [each[0].case["layer"] for each in measurements] == [0, 1, "mean"]
+    assert {each[0].case["traces"] for each in measurements} == {"sample"}
     other = ["--traces", str(traces.rename(traces.parent / "a.npz"))]
     assert "traces" not in run("ffn", "--pattern", "trace", "--M", "100", *other)[0][0].case
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_what_is_skipped_says_why(name, clock, monkeypatch, traces, capsys):
-    [found] = run(name, "--pattern", "trace", "uniform")
+    [measurements] = run(name, "--pattern", "trace", "uniform")
     why = "benchmarks/traces/sample/traces.npz does not exist; give --traces FILE, or make it: "
-    said = capsys.readouterr().out
-    assert said == f"skipped: M 128 64/256 trace: {why}{SAMPLE_COMMANDS}\n"
-    assert found[0].metric == "ms"
+    output = capsys.readouterr().out
+    assert output == f"skipped: M 128 64/256 trace: {why}{SAMPLE_COMMANDS}\n"
+    assert measurements[0].metric == "ms"
 
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
 
     monkeypatch.setattr(ffn_cases, "synthetic_layer", full)
     assert run(name, "--pattern", "uniform") == []
-    said = capsys.readouterr().out
-    assert said == (
+    output = capsys.readouterr().out
+    assert output == (
         "skipped: M 128 64/256 uniform nnz 20: CUDA out of memory. Tried to allocate 9 GiB\n"
     )
 
@@ -298,7 +304,7 @@ def test_a_wrong_result_has_no_time(clock, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("what", "wrong"),
+    ("name", "wrong"),
     [
         ("the gradient of x", lambda y, l1: (1.1 * y - 0.1 * y.detach(), l1)),
         ("the gradient of x", lambda y, l1: (y, 2 * l1 - l1.detach())),
@@ -306,7 +312,7 @@ def test_a_wrong_result_has_no_time(clock, monkeypatch, capsys):
         ("y", lambda y, l1: (1.1 * y, l1)),
     ],
 )
-def test_a_wrong_gradient_has_no_time(clock, monkeypatch, capsys, what, wrong):
+def test_a_wrong_gradient_has_no_time(clock, monkeypatch, capsys, name, wrong):
     compute = SparseFFN.compute
 
     def off(self, x, capacity, order=None):
@@ -318,11 +324,11 @@ def test_a_wrong_gradient_has_no_time(clock, monkeypatch, capsys, what, wrong):
 
     monkeypatch.setattr(SparseFFN, "compute", off)
     assert run("ffn-train", "--pattern", "uniform") == []
-    assert f"uniform nnz 20: {what} differs from dense" in capsys.readouterr().out
+    assert f"uniform nnz 20: {name} differs from dense" in capsys.readouterr().out
 
 
-def off(found, expected):
-    return (found.float() - expected.float()).norm() / expected.float().norm()
+def off(actual, expected):
+    return (actual.float() - expected.float()).norm() / expected.float().norm()
 
 
 def test_both_sides_give_the_gradients_of_x_and_all_weights(clock):
@@ -333,7 +339,7 @@ def test_both_sides_give_the_gradients_of_x_and_all_weights(clock):
     assert all(off(ours, dense) < 0.01 for _, ours, dense in results())
     shapes = [(128, 64), (256, 64), (256, 64), (64, 256)]
     gradients = {name: step.backward(step.forward()) for name, step in steps.items()}
-    assert all([tuple(g.shape) for g in found] == shapes for found in gradients.values())
+    assert all([tuple(g.shape) for g in tensors] == shapes for tensors in gradients.values())
     assert {name: len(step.forward()) for name, step in steps.items()} == {"dense": 1, "ours": 2}
     # Dense has no L1; without it the two agree.
     ours = steps["ours"]
@@ -351,8 +357,8 @@ def test_ours_has_the_room_that_training_settles_on(clock, monkeypatch):
         return compute(self, x, capacity, order)
 
     monkeypatch.setattr(SparseFFN, "compute", spy)
-    [found] = run("ffn-train", "--M", "1024", "--nnz", "2", "--pattern", "uniform")
-    room = size_for(1.25 * found[0].case["union_64"] * 16)
+    [measurements] = run("ffn-train", "--M", "1024", "--nnz", "2", "--pattern", "uniform")
+    room = size_for(1.25 * measurements[0].case["union_64"] * 16)
     assert room < 16 * 256
     assert capacities.pop(0) == 0  # to count
     assert capacities.count(None) == 1  # dense, to compare with
@@ -409,9 +415,9 @@ def test_the_command_records_case_by_case(clock, monkeypatch, tmp_path, capsys):
 def test_all_of_it_runs_on_a_real_clock(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    [found] = run(name, "--pattern", "uniform", "--seconds", "0.01")
-    ms = found[0]
+    [measurements] = run(name, "--pattern", "uniform", "--seconds", "0.01")
+    ms = measurements[0]
     assert 0 < ms.sustained["p10"] <= ms.value <= ms.sustained["p90"]
     assert 0 < ms.baseline_sustained["p10"] <= ms.baseline
     assert "watts" not in ms.sustained
-    assert "mJ_per_token" not in {m.metric for m in found}
+    assert "mJ_per_token" not in {m.metric for m in measurements}

@@ -33,8 +33,8 @@ def deep(tiny):
 
 
 def measure(path, *words):
-    given = options("forward", str(path), "--seconds", "0.01", *words)
-    return list(model_forward.measure(given, CPU))
+    parsed = options("forward", str(path), "--seconds", "0.01", *words)
+    return list(model_forward.measure(parsed, CPU))
 
 
 def trained(recipe):
@@ -51,11 +51,11 @@ def test_the_model_is_accelerated_in_the_precision_that_is_asked_for(
 ):
     path, recipe = shallow
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    found = measure(path, "--layers", "--precision", precision)
-    named = {each[0].case.get("precision", "own") for each in found}
+    measurements = measure(path, "--layers", "--precision", precision)
+    named = {each[0].case.get("precision", "own") for each in measurements}
     assert named == {precision}
-    assert len(found) == 1 + recipe.model.num_hidden_layers
-    off = {each[0].bench: each for each in found}["layer_forward"][-1]
+    assert len(measurements) == 1 + recipe.model.num_hidden_layers
+    off = {each[0].bench: each for each in measurements}["layer_forward"][-1]
     assert off.metric == "difference"
     assert (off.value > 0) == (precision == "fp8")
 
@@ -65,8 +65,8 @@ def test_every_block_is_compiled_also_those_of_a_second_checkpoint(deep, monkeyp
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for _ in range(2):
         counters.clear()
-        [found] = measure(path)
-        rate, difference, sparse_layers = found
+        [measurements] = measure(path)
+        rate, difference, sparse_layers = measurements
         assert rate.metric == "tokens_per_ms"
         assert rate.ratio == pytest.approx(rate.value / rate.baseline)
         assert rate.sustained["p10"] <= rate.value <= rate.sustained["p90"]
@@ -93,5 +93,5 @@ def test_the_coefficient_is_that_of_the_checkpoints_step(tiny, tmp_path):
     records = tmp_path / "metrics.jsonl"
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
     path = tmp_path / "checkpoints" / "step_00000005"
-    found = SimpleNamespace(recipe=tiny(), trainer={"step": 5})
-    assert model_forward.last_l1(path, found) == 0.5
+    pretrained = SimpleNamespace(recipe=tiny(), trainer={"step": 5})
+    assert model_forward.last_l1(path, pretrained) == 0.5

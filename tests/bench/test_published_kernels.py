@@ -33,28 +33,30 @@ def theirs(tmp_path):
 
 
 def test_both_benchmarks_are_recorded_with_dense_of_the_same_run(theirs, clock, tmp_path, capsys):
-    both = theirs(DENSE + "\nload_training = load\n")
+    script = theirs(DENSE + "\nload_training = load\n")
     records = tmp_path / "results.jsonl"
-    published_kernels.main([both, *SMALL, "--record", str(records)], CPU)
+    published_kernels.main([script, *SMALL, "--record", str(records)], CPU)
     assert capsys.readouterr().out.count("difference") == 4
-    found = read_records(records)
-    assert {(r["bench"], r["case"]["pattern"]) for r in found} == {
+    rows = read_records(records)
+    assert {(r["bench"], r["case"]["pattern"]) for r in rows} == {
         (bench, pattern)
         for bench in ("published_forward", "published_train")
         for pattern in ("uniform", "skewed")
     }
-    times = [r for r in found if r["metric"] == "ms"]
+    times = [r for r in rows if r["metric"] == "ms"]
     assert {(r["value"], r["baseline"], r["ratio"]) for r in times} == {(1, 2, 2), (2, 4, 2)}
     assert all(r["sustained"]["watts"] and r["baseline_sustained"]["watts"] for r in times)
-    assert all(r["case"]["nnz"] == 20 for r in found)
-    assert times[0]["command"].startswith(f"python benchmarks/published_kernels.py {both} --shape")
+    assert all(r["case"]["nnz"] == 20 for r in rows)
+    assert times[0]["command"].startswith(
+        f"python benchmarks/published_kernels.py {script} --shape"
+    )
 
 
 def test_wrong_results_are_not_timed(theirs, clock, capsys):
     published_kernels.main([theirs(DENSE.replace("= 1", "= 2")), *SMALL], CPU)
-    said = capsys.readouterr().out
-    assert said.count("y differs from dense by 100.0%; wrong results are not timed") == 2
-    assert "ms 1" not in said
+    output = capsys.readouterr().out
+    assert output.count("y differs from dense by 100.0%; wrong results are not timed") == 2
+    assert "ms 1" not in output
     assert not clock  # neither configuration
 
 

@@ -60,12 +60,12 @@ def test_the_repositorys_records_are_whole():
 def test_a_case_is_printed_in_a_line():
     case = {"M": 16_384, "gated": True, "nnz": 25.9}
     under = {"p10": 0.99, "p90": 1.01, "watts": 699.6, "sm_mhz": 1500.0}
-    found = [
+    measurements = [
         Measurement("ffn", case, "ms", 1.0, "ms", 1.5, 1.5, sustained=under),
         Measurement("ffn", case, "throughput", 12345678.4, "tokens/s"),
         Measurement("ffn", case, "share", 0.25, "of a step"),
     ]
-    assert row(found) == (
+    assert row(measurements) == (
         "ffn M=16,384 gated=True nnz=25.9: ms 1 (0.99 to 1.01; 700 W at 1,500 MHz; 1.50× of 1.5), "
         "throughput 12,345,678 tokens/s, share 0.25 of a step"
     )

@@ -39,12 +39,12 @@ def test_sides_take_turns_each_alone_and_are_timed_apart(takes):
         "a": Configuration({"forward": takes(1, order, "a"), "backward": takes(3, order, "A")}),
         "b": Configuration({"forward": takes(2, order, "b")}, calls=2),
     }
-    found = sustained(configurations, CPU, 0.3)
-    assert found["a"].stages["forward"] == pytest.approx(1)
-    assert found["a"].stages["backward"] == pytest.approx(3)
-    assert found["a"].ms == pytest.approx(4)
-    assert found["b"].ms == pytest.approx(1)  # two calls in 2 ms
-    assert (found["a"].watts, found["a"].sm_mhz) == (None, None)
+    timings = sustained(configurations, CPU, 0.3)
+    assert timings["a"].stages["forward"] == pytest.approx(1)
+    assert timings["a"].stages["backward"] == pytest.approx(3)
+    assert timings["a"].ms == pytest.approx(4)
+    assert timings["b"].ms == pytest.approx(1)  # two calls in 2 ms
+    assert (timings["a"].watts, timings["a"].sm_mhz) == (None, None)
     turns = [name for name, _ in itertools.groupby(name.lower() for name in order)]
     assert turns == ["a", "b"] * (1 + timing.STRETCHES)  # once to see how long they take
     timed = sum(name == "b" for name in order) * 2
@@ -64,8 +64,8 @@ def test_the_beginning_of_a_stretch_is_not_timed_and_the_rest_has_a_spread(takes
 
     configurations = {"ours": Configuration({"forward": takes(cold_then_warm)}, most_at_once=1)}
     configurations["other"] = Configuration({"forward": takes(60)})
-    found = sustained(configurations, CPU, 0.9)["ours"]  # 0.15 s of warming up in each stretch
-    _, under = spread(found.ms)
+    ours = sustained(configurations, CPU, 0.9)["ours"]  # 0.15 s of warming up in each stretch
+    _, under = spread(ours.ms)
     assert under == pytest.approx({"p10": 2, "p90": 3})
 
 
@@ -80,9 +80,9 @@ def test_a_stage_is_run_several_times_before_the_next_one(takes):
 
 def test_what_was_measured_apart_is_charged_to_the_first_stage(takes):
     stages = {"forward": takes(1), "backward": takes(3)}
-    found = sustained({"ours": Configuration(stages, charged_ms=0.5)}, CPU, 0.1)["ours"]
-    assert found.ms == pytest.approx(4.5)
-    assert [float(stage[0]) for stage in found.stages.values()] == pytest.approx([1.5, 3])
+    ours = sustained({"ours": Configuration(stages, charged_ms=0.5)}, CPU, 0.1)["ours"]
+    assert ours.ms == pytest.approx(4.5)
+    assert [float(stage[0]) for stage in ours.stages.values()] == pytest.approx([1.5, 3])
 
 
 def test_power_is_that_of_the_stretches(takes, monkeypatch):
@@ -96,12 +96,12 @@ def test_power_is_that_of_the_stretches(takes, monkeypatch):
         "ours": Configuration({"forward": takes(3)}),
         "other": Configuration({"forward": takes(5)}),
     }
-    found = sustained(configurations, CPU, 0.6)["ours"]
-    assert found.watts == pytest.approx(500, rel=0.03)
-    assert found.sm_mhz == 1400
+    ours = sustained(configurations, CPU, 0.6)["ours"]
+    assert ours.watts == pytest.approx(500, rel=0.03)
+    assert ours.sm_mhz == 1400
     # Nor does the energy between two stretches count.
     first = [Reading(0.001 * ms, 500 * (ms // 20) * 20, 1400) for ms in range(70)]
-    second = [Reading(own.at + 5, own.millijoules + 9_000_000, 1400) for own in first]
+    second = [Reading(reading.at + 5, reading.millijoules + 9_000_000, 1400) for reading in first]
     assert power([first, second]) == pytest.approx(500)
     assert power([first[:25], []]) is None  # it moved once
 
@@ -111,8 +111,8 @@ def test_nvml_that_is_absent_or_lacks_the_counter_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     counters.cache_clear()
     assert counters(device) is counters(device) is None
-    said = capsys.readouterr().err
-    assert said.count("power and clocks are not recorded: NVML is missing: pip install nvid") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.count("power and clocks are not recorded: NVML is missing: pip install nvid") == 1
 
     class NVMLError(Exception):
         pass

@@ -30,7 +30,7 @@ from .conftest import options
 AUTO = "ffn.kernels=auto"
 
 
-def record(step, rate=1000.0, *, sparse=(False, False), nnz=20.0, loss=3.0, **others):
+def record(step, rate=1000.0, *, sparse=(False, False), nnz=20.0, loss=3.0, **values):
     """A line of metrics.jsonl, as far as it is read."""
     return {
         "step": step,
@@ -42,7 +42,7 @@ def record(step, rate=1000.0, *, sparse=(False, False), nnz=20.0, loss=3.0, **ot
         "sparsity": {"nnz_mean": [nnz - 5, nnz + 5]},
         "kernels": {"sparse": list(sparse), "union_mean": [100.0, 300.0]},
         "seconds": float(step),
-        **others,
+        **values,
     }
 
 
@@ -58,11 +58,11 @@ def test_figures_are_of_the_second_half_without_steps_that_change_paths():
     # Step 7 and 8 were seen together.
     energy = {2: 10, 5: 1_000, 6: 3_000, 8: 6_000, 10: 11_000}
     readings = [Reading(step, mj, 1400 + step) for step, mj in energy.items()]
-    found = figures(records, readings, tokens_a_step=100)
-    values = found.values
+    run_figures = figures(records, readings, tokens_a_step=100)
+    values = run_figures.values
     assert values["tokens_per_ms"] == pytest.approx(1.2)  # of 1000, 1100, 1300, 1400
     watts = 10_000 / 500 * 1.2  # mJ per token · tokens per ms
-    assert found.sustained == pytest.approx(
+    assert run_figures.sustained == pytest.approx(
         {"p10": 1.03, "p90": 1.37, "watts": watts, "sm_mhz": 1407}
     )
     assert (values["mfu"], values["mfu_dense"]) == pytest.approx((0.12, 1.2))
@@ -95,21 +95,21 @@ def test_ratios_and_efficiency():
         values = {"tokens_per_ms": rate, "memory_GiB": memory, "mJ_per_token": mj, "loss": 3.0}
         return Figures(values, {"p10": rate - 1, "p90": rate + 1})
 
-    found = measurements({"gpus": 4}, of(600.0, 20.0, 2.0), of(400.0, 30.0, 3.0), of(160.0, 1, 1))
-    by_metric = {m.metric: (m.value, m.baseline, m.ratio) for m in found}
+    rows = measurements({"gpus": 4}, of(600.0, 20.0, 2.0), of(400.0, 30.0, 3.0), of(160.0, 1, 1))
+    by_metric = {m.metric: (m.value, m.baseline, m.ratio) for m in rows}
     assert by_metric["tokens_per_ms"] == (600.0, 400.0, 1.5)
     assert by_metric["tokens_per_ms_a_gpu"] == (150.0, 160.0, 0.9375)
     assert by_metric["memory_GiB"] == (20.0, 30.0, 1.5)
     assert by_metric["mJ_per_token"] == (2.0, 3.0, 1.5)
     assert by_metric["loss"] == (3.0, None, None)
     assert "mfu" not in by_metric
-    assert found[0].sustained == {"p10": 599, "p90": 601}
-    assert found[0].baseline_sustained == {"p10": 399, "p90": 401}
+    assert rows[0].sustained == {"p10": 599, "p90": 601}
+    assert rows[0].baseline_sustained == {"p10": 399, "p90": 401}
 
 
 def test_what_others_are_held_against_comes_first():
-    found = settings(asked("--gpus", "4", "1", "4", "--config", "ddp8", "fsdp2", "ddp8"))
-    assert found == [
+    in_order = settings(asked("--gpus", "4", "1", "4", "--config", "ddp8", "fsdp2", "ddp8"))
+    assert in_order == [
         Setting(gpus, config, side)
         for gpus, config in ((1, "single"), (4, "ddp8"), (4, "fsdp2"))
         for side in (DENSE, AUTO)
@@ -120,22 +120,22 @@ def test_a_side_is_any_keys_and_another_case():
     twell = f"{AUTO},ffn.format=twell"
     none, fused = f"{AUTO},runtime.token_order=none", f"{AUTO},runtime.weight_gradients=fused"
     dense_fp8 = f"{DENSE},runtime.precision=fp8"
-    given = asked("--side", AUTO, twell, none, fused, dense_fp8)
-    dense, *others = settings(given)
+    parsed = asked("--side", AUTO, twell, none, fused, dense_fp8)
+    dense, *compared = settings(parsed)
     assert dense.side == DENSE
-    cases = [train_runs._case(given, setting) for setting in others]
-    keys = [set(case) - set(train_runs._case(given, dense)) for case in cases]
+    cases = [train_runs._case(parsed, setting) for setting in compared]
+    keys = [set(case) - set(train_runs._case(parsed, dense)) for case in cases]
     # By default tokens are ordered, which makes no difference to TwELL.
     assert keys == [{"token_order"}, {"format"}, set(), {"token_order", "weight_gradients"}, set()]
     assert [case["precision"] for case in cases] == ["fp32"] * 4 + ["fp8"]
-    assert recipe_of(given, others[1]).ffn.format == "twell"
+    assert recipe_of(parsed, compared[1]).ffn.format == "twell"
 
 
 def test_a_case_has_the_model_of_the_weights(tiny, tmp_path):
     recipe = tiny()
     snapshot = Snapshot(1, {}, {"step": 1}, recipe.to_yaml())
-    given = asked("--init-from", str(save(tmp_path, snapshot, keep=1)))
-    case = train_runs._case(given, settings(given)[0])
+    parsed = asked("--init-from", str(save(tmp_path, snapshot, keep=1)))
+    case = train_runs._case(parsed, settings(parsed)[0])
     assert case["layers"] == recipe.model.num_hidden_layers == 2
     assert case["recipe"] == "debug"
 
@@ -155,8 +155,8 @@ def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
 
 
 def test_a_run_holds_the_gates_beside_muon_too(tmp_path):
-    own = {"base": "debug", "optimizer": {"name": "muon", "gate_learning_rate": 1e-3}}
-    (tmp_path / "own.yaml").write_text(json.dumps(own))
+    content = {"base": "debug", "optimizer": {"name": "muon", "gate_learning_rate": 1e-3}}
+    (tmp_path / "own.yaml").write_text(json.dumps(content))
     words = ["train", "--recipe", str(tmp_path / "own.yaml"), "--init-from", str(tmp_path)]
     held = recipe_of(options(*words), Setting(1, "single", AUTO)).optimizer
     assert (held.name, held.learning_rate) == ("muon", 1e-6)
@@ -210,23 +210,23 @@ def launches(monkeypatch):
 
 
 def test_one_failure_leaves_the_others_their_figures(launches, capsys):
-    found = measure(asked("--gpus", "1", "2"))
-    alone, sparse, two = (next(found) for _ in range(3))
+    measured = measure(asked("--gpus", "1", "2"))
+    alone, sparse, two = (next(measured) for _ in range(3))
     assert alone[0].case["config"] == "single"
     assert {m.metric: m.ratio for m in sparse}["tokens_per_ms"] == 2.0
     assert {m.metric: m.ratio for m in two}["tokens_per_ms_a_gpu"] == pytest.approx(0.9)
     assert {m.metric: m.ratio for m in two}["tokens_per_ms"] is None  # its baseline failed
-    said = capsys.readouterr().out
-    assert said == f"failed: ddp8 × 2, {DENSE}: the launch failed: out of memory\n"
+    output = capsys.readouterr().out
+    assert output == f"failed: ddp8 × 2, {DENSE}: the launch failed: out of memory\n"
     with pytest.raises(ValueError, match=r"1 failed \(ddp8 × 2, ffn.kernels=dense\)"):
-        next(found)
+        next(measured)
 
 
 def test_what_was_measured_is_kept_in_the_folder(tmp_path, launches):
-    given = asked("--folder", str(tmp_path / "kept"))
-    first = list(measure(given))
+    parsed = asked("--folder", str(tmp_path / "kept"))
+    first = list(measure(parsed))
     assert len(launches) == 2
-    assert list(measure(given)) == first
+    assert list(measure(parsed)) == first
     assert len(launches) == 2
     list(measure(asked("--folder", str(tmp_path / "kept"), "--set", "seed=3")))
     assert len(launches) == 4
@@ -239,21 +239,21 @@ def test_figures_of_another_recipe_machine_or_checkpoint_are_not_taken(
     monkeypatch.setattr(train_runs, "hardware", lambda: machine[0])
     monkeypatch.setattr(train_runs, "find_checkpoint", lambda path: (path / "latest").read_text())
     monkeypatch.setattr(train_runs, "_case", lambda options, setting: {"gpus": 1})
-    given = options("train", "--recipe", str(recipe), "--steps", "8")
-    given.folder, given.init_from = tmp_path / "kept", tmp_path
+    parsed = options("train", "--recipe", str(recipe), "--steps", "8")
+    parsed.folder, parsed.init_from = tmp_path / "kept", tmp_path
     recipe.write_text("base: debug\n")
     (tmp_path / "latest").write_text("step_1")
-    list(measure(given))
+    list(measure(parsed))
     recipe.write_text("base: debug\nmodel: {num_hidden_layers: 3}\n")
-    list(measure(given))
+    list(measure(parsed))
     assert len(launches) == 4
     machine[0] = "1× B"
-    list(measure(given))
+    list(measure(parsed))
     assert len(launches) == 6
     (tmp_path / "latest").write_text("step_2")
-    list(measure(given))
+    list(measure(parsed))
     assert len(launches) == 8
-    list(measure(given))
+    list(measure(parsed))
     assert len(launches) == 8
 
 
@@ -305,14 +305,14 @@ def test_a_real_run_and_its_checkpoints_forward(tiny_overrides, tmp_path, monkey
     monkeypatch.setattr(torch, "compile", lambda model: model)
     [run] = [path for path in folder.glob("runs-*/single-1-*") if path.is_dir()]
     path = find_checkpoint(run)
-    given = options("forward", str(path), "--seconds", "0.01", "--layers")
-    measured = model_forward.measure(given, torch.device("cpu"))
-    found, [first, *_], [second, *_] = measured  # each is recorded before the next is measured
+    parsed = options("forward", str(path), "--seconds", "0.01", "--layers")
+    measured = model_forward.measure(parsed, torch.device("cpu"))
+    of_model, [first, *_], [second, *_] = measured  # each is recorded before the next is measured
     assert [m.case["layer"] for m in (first, second)] == [0, 1]
     assert (first.bench, first.ratio > 0) == ("layer_forward", True)
-    found = {m.metric: m for m in found}
-    assert found["difference"].value < 0.02
-    case = found["tokens_per_ms"].case
+    of_model = {m.metric: m for m in of_model}
+    assert of_model["difference"].value < 0.02
+    case = of_model["tokens_per_ms"].case
     assert json.dumps(case)
     assert (case["M"], case["run"], case["step"]) == (2 * 32, path.parent.parent.name, 60)
     assert case["l1_coefficient"] == 4e-3

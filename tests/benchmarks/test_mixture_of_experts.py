@@ -22,9 +22,9 @@ def test_loss_and_balance_are_those_of_the_stock_model(tiny, autocast):
     right = F.cross_entropy(
         stock.logits.flatten(0, 1), tokens_BT1[:, 1:].flatten(), reduction="sum"
     )
-    near = 1e-2 if autocast else 1e-5
-    assert float(sums.cross_entropy_sum.detach()) == pytest.approx(float(right), rel=near)
-    assert float(sums.balance.detach()) == pytest.approx(float(stock.aux_loss), rel=3 * near)
+    tolerance = 1e-2 if autocast else 1e-5
+    assert float(sums.cross_entropy_sum.detach()) == pytest.approx(float(right), rel=tolerance)
+    assert float(sums.balance.detach()) == pytest.approx(float(stock.aux_loss), rel=3 * tolerance)
     (sums.cross_entropy_sum + sums.balance).backward()
     assert all(p.grad is not None and p.grad.any() for p in objective.parameters())
 

@@ -17,9 +17,9 @@ STEP = (
 )
 
 
-def options(**others):
+def options(**values):
     defaults = {"ffn": "relu2", "target": 5.0, "l1": 1e-3, "pattern_rate": None, "seed": 1}
-    return argparse.Namespace(**{**defaults, "kernels": "auto", **others})
+    return argparse.Namespace(**{**defaults, "kernels": "auto", **values})
 
 
 def test_the_numbers_of_the_script_become_records():
@@ -29,12 +29,12 @@ def test_the_numbers_of_the_script_become_records():
         log.read(STEP)
     log.read("Step 00014 | Validation bpb: 3.341524")
     log.read("Padding vocab_size from 100 to 128 for efficiency")
-    found = arena.measurements(
+    rows = arena.measurements(
         arena.Arm(options(ffn="stock", target=None), fp8=False),
         ["--depth=12", "--num-iterations=14"],
         log,
     )
-    first, last, rate = found
+    first, last, rate = rows
     assert (first.metric, first.value, first.case["all_seconds"]) == ("val_bpb", 3.352165, 0)
     assert (last.value, last.case["step"], last.case["depth"]) == (3.341524, 14, 12)
     assert last.case["all_seconds"] == pytest.approx(14 * 2.42891, abs=0.1)

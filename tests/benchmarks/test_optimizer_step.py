@@ -19,6 +19,6 @@ def test_both_optimizers_are_timed_and_recorded(tiny_overrides, tmp_path):
     assert muon["case"]["config"] == "single"
     assert adamw["value"] > 0
     assert muon["ratio"] == muon["value"] / adamw["value"]
-    script, *said = shlex.split(muon["command"])[1:]
+    script, *arguments = shlex.split(muon["command"])[1:]
     assert (ROOT / script).samefile(optimizer_step.__file__)
-    assert said == ["--recipe", "debug", "--steps", "2", *set_arguments(tiny_overrides)]
+    assert arguments == ["--recipe", "debug", "--steps", "2", *set_arguments(tiny_overrides)]

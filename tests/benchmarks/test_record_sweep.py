@@ -27,14 +27,14 @@ def test_a_target_is_settled_from_where_the_mean_of_20_steps_stays_near_it():
     assert settled_step(returns, 30.0) > 120
 
 
-@pytest.mark.parametrize(("asked", "gates"), [("1e-4", 1e-4), ("null", 5e-4)])
+@pytest.mark.parametrize(("gate_learning_rate", "gates"), [("1e-4", 1e-4), ("null", 5e-4)])
 def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(
-    tiny, tmp_path, capsys, asked, gates
+    tiny, tmp_path, capsys, gate_learning_rate, gates
 ):
     folder, results = tmp_path / "sweep", tmp_path / "results.jsonl"
-    own = ["sparsity.target_nnz=3", "optimizer.name=muon", "optimizer.learning_rate=4e-3"]
-    own += [f"optimizer.gate_learning_rate={asked}"]
-    recipe = tiny("name=target-seed0", *own, f"logging.run_dir={folder}")
+    overrides = ["sparsity.target_nnz=3", "optimizer.name=muon", "optimizer.learning_rate=4e-3"]
+    overrides += [f"optimizer.gate_learning_rate={gate_learning_rate}"]
+    recipe = tiny("name=target-seed0", *overrides, f"logging.run_dir={folder}")
     held_out = {"kind": "validation", "tokens": 512, "num_targets": 8}
     validations = [held_out | {"step": step, "loss": 5.0 - step} for step in (2, 4)]
     task = {"acc": 0.25, "acc_stderr": 0.1, "rows": 8, "of": 8, "in_mean": True}

@@ -78,8 +78,8 @@ def test_the_records_stay_small():
 
 
 def line(value, *, commit="aaa", metric="loss", hardware="1× NVIDIA H200, 9 cores", **case):
-    made = {"bench": "sweep_x", "metric": metric, "value": value, "commit": commit}
-    return made | {"hardware": hardware, "case": case}
+    record = {"bench": "sweep_x", "metric": metric, "value": value, "commit": commit}
+    return record | {"hardware": hardware, "case": case}
 
 
 def test_the_newest_record_of_a_case_counts():

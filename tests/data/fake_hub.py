@@ -54,10 +54,10 @@ class FakeHub(FakeServer):
             request.send_json({"id": REPO, "sha": REVISION, "siblings": siblings, "tags": []})
         elif "/paths-info/" in path:
             request.send_json(self._paths_info(request.body))
-        elif found := re.match(rf"/api/datasets/{REPO}/tree/[^/]+/?(.*)", path):
-            request.send_json(self._tree(found[1], recursive="recursive=true" in query.lower()))
-        elif found := re.match(rf"/datasets/{REPO}/resolve/[^/]+/(.*)", path):
-            self._content(request, found[1])
+        elif match := re.match(rf"/api/datasets/{REPO}/tree/[^/]+/?(.*)", path):
+            request.send_json(self._tree(match[1], recursive="recursive=true" in query.lower()))
+        elif match := re.match(rf"/datasets/{REPO}/resolve/[^/]+/(.*)", path):
+            self._content(request, match[1])
         else:
             request.send_json({"error": "not found"}, status=404)
 
@@ -82,8 +82,8 @@ class FakeHub(FakeServer):
         return [folder, *files]
 
     def _content(self, request: Request, name: str) -> None:
-        wanted = name.startswith("sample/") and request.command == "GET"
-        trouble = self.troubles.pop(0) if self.troubles and wanted else ""
+        is_sample = name.startswith("sample/") and request.command == "GET"
+        trouble = self.troubles.pop(0) if self.troubles and is_sample else ""
         self.log.append(trouble or name)
         if trouble == "cut":
             request.close_connection = True
@@ -99,10 +99,10 @@ class FakeHub(FakeServer):
 
 def _send_range(request: Request, data: bytes) -> None:
     headers = {"ETag": f'"{"0" * 40}"', "X-Repo-Commit": REVISION, "Accept-Ranges": "bytes"}
-    wanted = re.match(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
-    if not wanted:
+    byte_range = re.match(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
+    if not byte_range:
         request.send(data, 200, headers)
         return
-    first, last = int(wanted[1]), int(wanted[2] or len(data) - 1)
+    first, last = int(byte_range[1]), int(byte_range[2] or len(data) - 1)
     headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
     request.send(data[first : last + 1], 206, headers)

@@ -55,8 +55,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Quiet."""
 
     def do_GET(self) -> None:
-        own = self.server_side
-        path = own.folder / self.path.lstrip("/").split("?")[0]
+        server = self.server_side
+        path = server.folder / self.path.lstrip("/").split("?")[0]
         if path.is_dir():
             names = "".join(f'<a href="{p.name}">{p.name}</a>' for p in sorted(path.iterdir()))
             self._send(200, names.encode(), {"Content-Type": "text/html"})
@@ -64,12 +64,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not path.is_file():
             self._send(404, b"", {})
             return
-        trouble = own.always
-        if not trouble and own.troubles and self.command == "GET":
-            trouble = own.troubles.pop(0)
-        own.served.append(trouble or path.name)
+        trouble = server.always
+        if not trouble and server.troubles and self.command == "GET":
+            trouble = server.troubles.pop(0)
+        server.served.append(trouble or path.name)
         if trouble == "slow":
-            own.ended.wait(300)
+            server.ended.wait(300)
         if trouble in ("reset", "slow"):
             self.close_connection = True
             self.connection.close()
@@ -85,10 +85,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         headers = {"Accept-Ranges": "bytes"} if self.server_side.ranges else {}
         stamp = path.stat().st_mtime
         headers |= {"ETag": f'"{len(data)}-{hash(data)}"', "Last-Modified": time.ctime(stamp)}
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         status = 200
-        if wanted and self.server_side.ranges:
-            first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
+        if byte_range and self.server_side.ranges:
+            first, last = int(byte_range[1]), min(int(byte_range[2] or len(data)), len(data) - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
             status, data = 206, data[first : last + 1]
         self._send(status, data, headers, cut)

@@ -105,11 +105,11 @@ def test_unknown_format_overlap_and_nothing_left(tmp_path):
 
 
 def test_a_path_that_is_not_there_is_named_beside_others_that_are(tmp_path):
-    there = str(_parquet(tmp_path / "a.parquet"))
-    corpus = load_corpus("local", files=[there, f"{tmp_path}/*.jsonl"])
+    present_file = str(_parquet(tmp_path / "a.parquet"))
+    corpus = load_corpus("local", files=[present_file, f"{tmp_path}/*.jsonl"])
     assert len(corpus.train) == 1
     with pytest.raises(FileNotFoundError, match=r"files: /.*/b\.parquet does not exist"):
-        load_corpus("local", files=[there, f"{tmp_path}/b.parquet"])
+        load_corpus("local", files=[present_file, f"{tmp_path}/b.parquet"])
     (tmp_path / "c.parquet").symlink_to("gone")
     with pytest.raises(FileNotFoundError, match=r"c\.parquet is a link to gone, which does not ex"):
         load_corpus("local", files=[f"{tmp_path}/*.parquet"])
@@ -117,11 +117,11 @@ def test_a_path_that_is_not_there_is_named_beside_others_that_are(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"/empty has no Parquet, JSON Lines or .txt file; .*/empty/\*.md'"
     ):
-        load_corpus("local", files=[there, f"{tmp_path}/empty"])
+        load_corpus("local", files=[present_file, f"{tmp_path}/empty"])
 
 
 def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, caplog):
-    own = tmp_path / ".cache"  # that is itself hidden is no matter
+    hidden_folder = tmp_path / ".cache"  # that is itself hidden is no matter
     for name in (
         "b.txt",
         "README.md",
@@ -130,25 +130,25 @@ def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, ca
         "_temporary/0.txt",
         "sub/a.txt",
     ):
-        (own / name).parent.mkdir(parents=True, exist_ok=True)
-        (own / name).write_text("text")
+        (hidden_folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (hidden_folder / name).write_text("text")
     memory = fsspec.filesystem("memory")
-    memory.put(str(own), "/.folder", recursive=True)
-    for folder in (str(own), "memory://.folder"):
+    memory.put(str(hidden_folder), "/.folder", recursive=True)
+    for folder in (str(hidden_folder), "memory://.folder"):
         caplog.clear()
         for _ in range(2):
             corpus = load_corpus("local", files=[folder])
-        found = [shard.url.removeprefix(folder) for shard in corpus.train]
-        assert [name.rpartition("folder")[2].lstrip("/") for name in found] == [
+        names = [shard.url.removeprefix(folder) for shard in corpus.train]
+        assert [name.rpartition("folder")[2].lstrip("/") for name in names] == [
             "b.txt",
             "sub/a.txt",
         ]
-        [told] = caplog.messages
-        assert told.startswith("not read in folder ")
-        assert ": .half.txt, README.md, " in told
-        assert "and 1 more (a glob can name them)" in told
-    named = load_corpus("local", files=[f"{own}/README.md"])
-    assert named.train[0].url == f"{own}/README.md"
+        [warning] = caplog.messages
+        assert warning.startswith("not read in folder ")
+        assert ": .half.txt, README.md, " in warning
+        assert "and 1 more (a glob can name them)" in warning
+    named = load_corpus("local", files=[f"{hidden_folder}/README.md"])
+    assert named.train[0].url == f"{hidden_folder}/README.md"
 
 
 def test_a_path_and_its_address_are_one_file(tmp_path):

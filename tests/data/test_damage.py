@@ -128,8 +128,8 @@ def test_damaged_parquet_is_an_error_with_its_name_or_the_text(tmp_path, seed):
         for _ in range(chance.randint(1, 20)):
             damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         path.write_bytes(bytes(damaged))
-        found = _content(path)
-        assert found == texts or "a.parquet" in found, found
+        content = _content(path)
+        assert content == texts or "a.parquet" in content, content
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.9])

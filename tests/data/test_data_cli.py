@@ -106,8 +106,8 @@ def test_tokens_give_the_stream_of_their_text_and_go_on_where_it_was(texts, tmp_
     assert [shard.format for shard in tokens[0].train] == ["tokens"] * 3
     assert tokens[0].fingerprint == text[0].fingerprint
     expected, state = _stream(text)
-    found, same = _stream(tokens)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    token_stream, same = _stream(tokens)
+    assert all(torch.equal(a, b) for a, b in zip(expected, token_stream, strict=True))
     # Tokens are checked against what they were made of, and need no witness of their own.
     assert same.pop("witnesses") == {"local": None}
     assert same == {key: value for key, value in state.items() if key != "witnesses"}
@@ -148,9 +148,10 @@ def test_of_a_folder_of_tokens_the_tokens_alone_are_text(texts, tmp_path, caplog
 
 def test_other_documents_of_tokens_held_out_are_another_stream(texts, tmp_path):
     assert _tokenize(texts, tmp_path / "tokens") == 0
-    own = {"corpus": "local", "files": [str(tmp_path / "tokens" / "train")]}
+    tokens_config = {"corpus": "local", "files": [str(tmp_path / "tokens" / "train")]}
     some, more, none = (
-        load_corpora(DataConfig(**own, validation_fraction=share)) for share in (0.1, 0.3, 0)
+        load_corpora(DataConfig(**tokens_config, validation_fraction=share))
+        for share in (0.1, 0.3, 0)
     )
     _, state = _stream(some, count=4)
     _stream(some, state, count=4)
@@ -186,8 +187,17 @@ def test_a_single_document_is_divided_as_text_and_as_tokens(tmp_path):
 def test_documents_with_a_separator_between_them_are_tokenised_apart(tmp_path):
     stories = [f"Story {i} of a dog. " * (1 + i % 5) for i in range(300)]
     (tmp_path / "a.txt").write_text("\n@@\n".join(stories))
-    own = ["--files", str(tmp_path / "a.txt"), "--document-separator=@@", "--tokenizer", "bytes"]
-    assert main(["data", "tokenize", "local", str(tmp_path / "tokens"), "--workers=1", *own]) == 0
+    arguments = [
+        "--files",
+        str(tmp_path / "a.txt"),
+        "--document-separator=@@",
+        "--tokenizer",
+        "bytes",
+    ]
+    assert (
+        main(["data", "tokenize", "local", str(tmp_path / "tokens"), "--workers=1", *arguments])
+        == 0
+    )
     ids = np.fromfile(tmp_path / "tokens" / "train" / "00000.bin", np.uint16)
     held_out = np.fromfile(tmp_path / "tokens" / "validation" / "00000.bin", np.uint16)
     assert (ids == 256).sum() + (held_out == 256).sum() == len(stories)
@@ -222,20 +232,20 @@ def test_shards_have_megatrons_layout(texts, tmp_path):
 
 def test_whole_shards_are_kept_and_changed_ones_made_anew(texts, tmp_path, monkeypatch):
     assert _tokenize(texts, tmp_path) == 0
-    made = []
+    tokenised = []
     real = tokenize_module.tokenize_shard
     monkeypatch.setattr(
         tokenize_module,
         "tokenize_shard",
-        lambda tokenizer, shard, path: made.append(path.name) or real(tokenizer, shard, path),
+        lambda tokenizer, shard, path: tokenised.append(path.name) or real(tokenizer, shard, path),
     )
     assert _tokenize(texts, tmp_path) == 0
-    assert made == []
+    assert tokenised == []
     (tmp_path / "train" / "00002.json").unlink()  # as if it had been killed
     changed = tmp_path / "texts" / "b.jsonl"
     changed.write_text(changed.read_text().replace("document", "another_"))
     assert _tokenize(texts, tmp_path) == 0
-    assert made == ["00001.bin", "00002.bin"]
+    assert tokenised == ["00001.bin", "00002.bin"]
 
 
 def test_of_an_earlier_call_for_other_text_nothing_is_read(texts, tmp_path):
@@ -245,11 +255,11 @@ def test_of_an_earlier_call_for_other_text_nothing_is_read(texts, tmp_path):
     assert _tokenize((fewer, held_out), tmp_path) == 0
     assert len(load_corpora(DataConfig(corpus=str(tmp_path / "local.yaml")))[0].train) == 1
     rows = [{"text": f"text {i}", "title": f"title {i}"} for i in range(9)]
-    both = [[str(tmp_path / f"{part}.parquet")] for part in ("both", "held-both")]
-    for (path,) in both:
+    file_lists = [[str(tmp_path / f"{part}.parquet")] for part in ("both", "held-both")]
+    for (path,) in file_lists:
         pq.write_table(pa.Table.from_pylist(rows), path)
     for field in ("title", "text"):
-        assert _tokenize(both, tmp_path, "--text-field", field) == 0
+        assert _tokenize(file_lists, tmp_path, "--text-field", field) == 0
         ids = np.fromfile(tmp_path / "train" / "00000.bin", np.uint16)
         assert ids[:5].tolist() == list(field[:5].ljust(5).encode())
 

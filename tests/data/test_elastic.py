@@ -102,13 +102,13 @@ def _train(  # noqa: PLR0917
 def test_any_ranks_in_any_order_read_the_same_stream(tmp_path_factory, runs):
     folder = tmp_path_factory.mktemp("corpora")
     corpora = (_corpus(folder, "a", 300, 0.7), _corpus(folder, "b", 40, 0.3))
-    state, found = None, []
+    state, sequences = None, []
     for world_size, rounds, micro_batch_size in runs:
         count = world_size * micro_batch_size * rounds
         rows, state = _train(corpora, state, world_size, count, micro_batch_size=micro_batch_size)
-        found += rows
-    expected, at_once = _train(corpora, None, 1, len(found))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        sequences += rows
+    expected, at_once = _train(corpora, None, 1, len(sequences))
+    assert all(torch.equal(a, b) for a, b in zip(sequences, expected, strict=True))
     assert state == at_once
 
 
@@ -117,14 +117,14 @@ def test_ranks_and_workers_change_in_the_middle_of_documents_and_across_epochs(t
     corpus = _corpus(tmp_path)
     num_tokens = _tokens_of_an_epoch(corpus)
     part = -(-num_tokens // LENGTH // 24) * 12  # half an epoch
-    state, found = None, []
+    state, sequences = None, []
     for world_size, num_workers in ((1, 2), (3, 0), (2, 1), (4, 0), (1, 3)):
         rows, state = _train((corpus,), state, world_size, part, num_workers)
-        found += rows
+        sequences += rows
     assert state["number"] == 5 * part
     expected, _ = _train((corpus,), None, 1, 5 * part)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    _assert_lossless(corpus, found, state["num_lanes"])
+    assert all(torch.equal(a, b) for a, b in zip(sequences, expected, strict=True))
+    _assert_lossless(corpus, sequences, state["num_lanes"])
 
 
 def _tokens_of_an_epoch(corpus):
@@ -137,8 +137,8 @@ def _assert_lossless(corpus, rows, num_lanes):
     of an epoch are all documents, once."""
     epoch_documents: dict[int, list[str]] = {}
     for lane in range(num_lanes):
-        own = rows[lane::num_lanes]
-        targets = [int(own[0][0])] + [int(token) for row in own for token in row[1:]]
+        lane_rows = rows[lane::num_lanes]
+        targets = [int(lane_rows[0][0])] + [int(token) for row in lane_rows for token in row[1:]]
         expected = []
         for document in documents(
             LaneConfig(corpus.train, lane, num_lanes, 3), BlockCache(), Cursor()
@@ -175,14 +175,14 @@ def test_every_number_is_one_ranks(world_size, tmp_path, monkeypatch):
         loader = _loader(corpora, rank, world_size)
         loader.go_back(loader.position._replace(number=7))
         loader.start()
-    seen = []
+    numbers_of_ranks = []
     for job in jobs:
         lanes = list(job.lanes)
         assert len(lanes) == NUM_LANES // math.gcd(world_size, NUM_LANES)
         numbers = [job.first + i * job.world_size for i in range(100)]
         assert [number % NUM_LANES for number in numbers] == [*lanes * 100][:100]
-        seen += numbers[:10]
-    assert sorted(seen) == list(range(7, 7 + 10 * world_size))
+        numbers_of_ranks += numbers[:10]
+    assert sorted(numbers_of_ranks) == list(range(7, 7 + 10 * world_size))
 
 
 @pytest.mark.parametrize(
@@ -209,18 +209,18 @@ def test_every_stretch_has_the_corpora_in_proportion(weights, seed, begin, count
         picks.counts(begin, begin + len(one_by_one))
         == np.bincount(one_by_one, minlength=len(weights)).tolist()
     )
-    for share, found in zip(np.array(weights) / sum(weights), counts, strict=True):
-        assert abs(found - share * count) < 3 + 2 * math.log2(count)
+    for share, in_stretch in zip(np.array(weights) / sum(weights), counts, strict=True):
+        assert abs(in_stretch - share * count) < 3 + 2 * math.log2(count)
 
 
 def test_tokens_are_counted_by_corpus(tmp_path):
     corpora = (_corpus(tmp_path, "a", 300, 3), _corpus(tmp_path, "b", 100, 1))
     rows, state = _train(corpora, None, 2, 80)
     letters = [bytes(t for t in row.tolist() if t < 256).decode() for row in rows]
-    found = {name: LENGTH * sum(name in text for text in letters) for name in "ab"}
-    assert state["tokens"] == found
-    assert found["a"] + found["b"] == 80 * LENGTH
-    assert abs(found["b"] - 20 * LENGTH) <= 2 * LENGTH
+    counts = {name: LENGTH * sum(name in text for text in letters) for name in "ab"}
+    assert state["tokens"] == counts
+    assert counts["a"] + counts["b"] == 80 * LENGTH
+    assert abs(counts["b"] - 20 * LENGTH) <= 2 * LENGTH
     _, later = _train(corpora, state, 1, 10)
     assert sum(later["tokens"].values()) == 90 * LENGTH
 
@@ -248,8 +248,8 @@ def test_a_position_continues_with_the_groups_of_lanes_that_it_was_made_with(tmp
     num_lanes = loader._config.num_lanes
     assert loader.state_dict()["groups"] == {"a": 2}
     before = StreamConfig((corpus,), LENGTH, 3, num_lanes, fixed_groups=(1,))
-    made = make(Job(before, "bytes", 0, 1, dict.fromkeys(range(num_lanes))), TOKENIZER)
-    expected = [next(made) for _ in range(60)]
+    sequences = make(Job(before, "bytes", 0, 1, dict.fromkeys(range(num_lanes))), TOKENIZER)
+    expected = [next(sequences) for _ in range(60)]
     lanes = {m.lane.number % num_lanes: m.lane for m in expected[:30]}
     saved = loader.state_dict(loader.position._replace(number=30, lanes=lanes))
     saved["groups"] = {"a": 1}
@@ -263,10 +263,10 @@ def test_lanes_go_on_from_their_own_sequence_however_far_the_rank_is(tmp_path):
     """Where ranks share lanes, each makes and throws away what is the others'."""
     config = StreamConfig((_corpus(tmp_path),), LENGTH, seed=3, num_lanes=4)
     whole = make(Job(config, "bytes", 0, 1, dict.fromkeys(range(4))), TOKENIZER)
-    made = [next(whole) for _ in range(60)]
-    lanes: dict[int, LaneState] = {m.lane.number % 4: m.lane for m in made[:8]}
+    sequences = [next(whole) for _ in range(60)]
+    lanes: dict[int, LaneState] = {m.lane.number % 4: m.lane for m in sequences[:8]}
     share = make(Job(config, "bytes", 20, 3, lanes), TOKENIZER)
-    for expected in made[20::3]:
-        found = next(share)
-        assert found.lane == expected.lane
-        assert np.array_equal(found.tokens_T1, expected.tokens_T1)
+    for expected in sequences[20::3]:
+        sequence = next(share)
+        assert sequence.lane == expected.lane
+        assert np.array_equal(sequence.tokens_T1, expected.tokens_T1)

@@ -140,9 +140,9 @@ def test_one_rank_lists_the_hub_for_all_ranks_and_workers(corpus_file, tmp_path)
             env=_hub_env(hub, tmp_path),
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        seen = _lists(hub.requests)
-    assert seen[f"/tree/{REVISION}/sample"] == 1
-    assert set(seen.values()) == {1}
+        listings = _lists(hub.requests)
+    assert listings[f"/tree/{REVISION}/sample"] == 1
+    assert set(listings.values()) == {1}
 
 
 @pytest.mark.slow
@@ -178,6 +178,6 @@ def test_fetch_without_a_network_says_so_at_once(corpus_file, tmp_path, monkeypa
 
     monkeypatch.setattr(HfApi, "dataset_info", refused)
     assert main(["data", "fetch", str(corpus_file), str(tmp_path / "mirror")]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "the Hugging Face hub cannot be reached (connection refused)" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1
+    assert "the Hugging Face hub cannot be reached (connection refused)" in stderr

@@ -54,15 +54,15 @@ def test_state_restores_exactly_twice_in_a_row(num_workers):
     assert expected[0].shape == (3, 65)
     assert expected[0].dtype == torch.int64
 
-    found, state = [], None
+    batches, state = [], None
     for count in (4, 6, 7):  # no multiple of the workers: the next one's turn matters
         loader = _loader(num_workers=num_workers)
         if state:
             loader.load_state_dict(state)
-        found += list(islice(loader, count))
+        batches += list(islice(loader, count))
         state = json.loads(json.dumps(loader.state_dict()))
         loader.close()
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(expected, batches, strict=True))
 
 
 def test_a_bookmark_is_the_state_that_was_there():
@@ -94,12 +94,12 @@ def test_gpt2_on_real_parquet_resumes_across_epochs(test_data, gpt2_cache):
 
 
 def test_ranks_and_workers_are_disjoint():
-    seen = []
+    rows_of_all = []
     for rank in range(2):
         loader = _loader(rank=rank, world_size=2, num_workers=2)
-        seen += [tuple(row.tolist()) for batch in islice(loader, 6) for row in batch]
+        rows_of_all += [tuple(row.tolist()) for batch in islice(loader, 6) for row in batch]
         loader.close()
-    assert len(set(seen)) == len(seen)
+    assert len(set(rows_of_all)) == len(rows_of_all)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_a_mixture_of_two_columns_of_one_file_reads_both(tmp_path, end):
     loader = TokenLoader(
         corpora, load_tokenizer("bytes"), seed=0, rank=0, world_size=1, num_workers=0, **SHAPE
     )
-    seen = Counter(chr(token) for rows in islice(loader, 20) for token in rows[:, 5].tolist())
-    assert 20 <= seen["a"] <= 40
-    assert 20 <= seen["b"] <= 40
+    letters = Counter(chr(token) for rows in islice(loader, 20) for token in rows[:, 5].tolist())
+    assert 20 <= letters["a"] <= 40
+    assert 20 <= letters["b"] <= 40
 
 
 def _edit_in_the_dark(path, letter):
@@ -202,11 +202,14 @@ def test_of_a_large_corpus_files_that_were_written_since_are_told(tmp_path, monk
 def test_other_held_out_text_is_told(tmp_path):
     for name in ("a", "held"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "x" * 9000}) + "\n")
-    own = {"files": [f"{tmp_path}/a.jsonl"], "validation_files": [f"{tmp_path}/held*.jsonl"]}
-    state = merge([_loader(load_corpus("local", **own)).state_dict()])
-    assert _loader(load_corpus("local", **own)).load_state_dict(state) == []
+    data_config = {
+        "files": [f"{tmp_path}/a.jsonl"],
+        "validation_files": [f"{tmp_path}/held*.jsonl"],
+    }
+    state = merge([_loader(load_corpus("local", **data_config)).state_dict()])
+    assert _loader(load_corpus("local", **data_config)).load_state_dict(state) == []
     (tmp_path / "held2.jsonl").write_text(json.dumps({"text": "y"}) + "\n")
-    (note,) = _loader(load_corpus("local", **own)).load_state_dict(state)
+    (note,) = _loader(load_corpus("local", **data_config)).load_state_dict(state)
     assert note.startswith("the held-out text of corpus local has changed: losses before and")
 
 
@@ -217,16 +220,16 @@ def test_a_position_of_another_format_is_refused():
 
 
 def test_what_is_started_early_gives_the_same_and_raises_errors_when_it_is_read(tmp_path):
-    early, late = _loader(num_workers=2), _loader(num_workers=2)
+    early, unstarted = _loader(num_workers=2), _loader(num_workers=2)
     early.start()
     pids = early.worker_pids
     assert len(pids) == 2
-    for first, second in zip(islice(early, 20), islice(late, 20), strict=True):
+    for first, second in zip(islice(early, 20), islice(unstarted, 20), strict=True):
         assert torch.equal(first, second)
     early.start()
     assert early.worker_pids == pids
     early.close()
-    late.close()
+    unstarted.close()
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n' * 2000 + "{oops\n")
     broken = _loader(load_corpus("local", files=[f"{tmp_path}/*.jsonl"]), num_workers=1)
     broken.start()

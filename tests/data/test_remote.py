@@ -74,20 +74,20 @@ def test_http_gives_the_same_stream_and_resumes_through_faults(folder, monkeypat
     expected = _rows(_corpus(folder), 300)
     with RangeServer(folder) as server:
         loader = _loader(_corpus(server.address))
-        found = list(islice(loader, 100))
+        batches = list(islice(loader, 100))
         state = merge([loader.state_dict()])
         resumed = _loader(_corpus(server.address))
         assert resumed.load_state_dict(state) == []
         server.troubles = ["503", "cut", "reset"]
-        found += list(islice(resumed, 200))
+        batches += list(islice(resumed, 200))
         assert server.troubles == []
-    assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(torch.cat(batches), expected)
 
 
 def test_workers_read_an_address(folder):
     with RangeServer(folder) as server:
-        found = _rows(_corpus(server.address), 30, num_workers=2)
-    assert torch.equal(found, _rows(_corpus(folder), 30))
+        rows = _rows(_corpus(server.address), 30, num_workers=2)
+    assert torch.equal(rows, _rows(_corpus(folder), 30))
 
 
 def test_a_file_system_in_memory_gives_the_same_stream_and_notices_an_edit(folder):
@@ -95,8 +95,8 @@ def test_a_file_system_in_memory_gives_the_same_stream_and_notices_an_edit(folde
     for name in NAMES:
         memory.pipe(f"/corpus/{name}", (folder / name).read_bytes())
     loader = _loader(_corpus("memory://corpus"))
-    found = torch.cat(list(islice(loader, 40)))
-    assert torch.equal(found, _rows(_corpus(folder), 40))
+    rows = torch.cat(list(islice(loader, 40)))
+    assert torch.equal(rows, _rows(_corpus(folder), 40))
     state = merge([loader.state_dict()])
     _loader(load_corpus("local", files=["memory://corpus/*"])).load_state_dict(state)
     memory.pipe("/corpus/3.txt", b"another text")

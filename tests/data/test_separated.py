@@ -107,8 +107,8 @@ def test_a_separator_within_texts_is_told_and_the_key_divides_them(tmp_path):
 def test_of_rows_the_remedy_is_another(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"{s}{EOT}{s}"}) + "\n" for s in STORIES))
-    told = check_text(DataConfig(corpus=str(path), tokenizer="bytes"), 16, validates=False)
-    assert told[1].endswith("divide such rows beforehand")
+    problem = check_text(DataConfig(corpus=str(path), tokenizer="bytes"), 16, validates=False)
+    assert problem[1].endswith("divide such rows beforehand")
     with pytest.raises(ValueError, match=r"document_separator '\|' is for \.txt files"):
         check_text(DataConfig(corpus=str(path), document_separator="|"), 16, validates=False)
     with pytest.raises(ValueError, match=r"data.document_separator apply to a single corpus"):

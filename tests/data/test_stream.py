@@ -62,36 +62,36 @@ def test_lanes_share_out_every_document_exactly_once(  # noqa: PLR0917
     shards = _write(tmp_path_factory.mktemp("shards"), sizes, row_group_size, fmt)
     expected = Counter(_text(s, r) for s, size in enumerate(sizes) for r in range(size))
     del expected[""]
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     for lane in range(num_lanes if expected else 0):
         config = LaneConfig(shards, lane, num_lanes, seed)
         for document in documents(config, BlockCache(), Cursor(epoch=epoch)):
             if document.start.epoch != epoch:
                 break
-            seen[document.content] += 1
-    assert seen == expected
+            occurrences[document.content] += 1
+    assert occurrences == expected
 
 
 def test_a_worker_reads_the_shards_of_its_own_group_alone(tmp_path):
     """Else every worker would decompress all of the corpus."""
     shards = _write(tmp_path, [40] * 16, row_group_size=6, fmt="jsonl.gz")
-    seen, read = [], []
+    opened, read = [], []
     for rank in range(8):  # of two workers each: three lanes a worker
         blocks = BlockCache()
         for lane in range(rank, 48, 16):
             for document in documents(LaneConfig(shards, lane, 48, 0), blocks, Cursor()):
                 if document.start.epoch:
                     break
-                seen.append(document.content)
+                opened.append(document.content)
         read.append(len({url for url, _ in blocks._blocks}))
         for lane in range(rank + 8, 48, 16):
             for document in documents(LaneConfig(shards, lane, 48, 0), blocks, Cursor()):
                 if document.start.epoch:
                     break
-                seen.append(document.content)
+                opened.append(document.content)
     expected = Counter(_text(s, r) for s in range(16) for r in range(40))
     del expected[""]
-    assert Counter(seen) == expected
+    assert Counter(opened) == expected
     assert max(read) <= 8  # four of each of the epochs 0 and 1, which is begun
 
 
@@ -152,8 +152,8 @@ def test_cursor_restores_after_any_sequence_again_and_again(
     for stop in stops:
         resumed = pack(config, BlockCache(), tokenizer, context_length, cursor)
         for _ in range(stop + 1):
-            (expected, expected_cursor), (found, cursor) = next(straight), next(resumed)
-            np.testing.assert_array_equal(found, expected)
+            (expected, expected_cursor), (sequence, cursor) = next(straight), next(resumed)
+            np.testing.assert_array_equal(sequence, expected)
             assert cursor == expected_cursor
 
 

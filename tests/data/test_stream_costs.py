@@ -38,17 +38,19 @@ def test_a_resumed_lane_tokenises_nothing_that_lies_behind_it(tmp_path):
     corpus = Corpus("a", (to_shard(str(path), "text"),), ())
     config = StreamConfig((corpus,), 64, seed=3, num_lanes=4)
     first, second = CountingTokenizer(), CountingTokenizer()
-    made = list(islice(make(Job(config, "bytes", 0, 1, dict.fromkeys(range(4))), first), 4000))
-    lanes = {m.lane.number % 4: m.lane for m in made[:3600]}
+    sequences = list(islice(make(Job(config, "bytes", 0, 1, dict.fromkeys(range(4))), first), 4000))
+    lanes = {m.lane.number % 4: m.lane for m in sequences[:3600]}
     resumed = islice(make(Job(config, "bytes", 3600, 1, lanes), second), 400)
-    for expected, found in zip(made[3600:], resumed, strict=True):
-        assert np.array_equal(found.tokens_T1, expected.tokens_T1)
+    for expected, sequence in zip(sequences[3600:], resumed, strict=True):
+        assert np.array_equal(sequence.tokens_T1, expected.tokens_T1)
     assert second.count < first.count / 2
 
 
-@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("num_cached", [1, 3])
 @pytest.mark.parametrize(("end", "kind"), [("parquet", TextColumn), ("jsonl.gz", _Lines)])
-def test_no_more_blocks_are_kept_than_their_bytes_allow(tmp_path, monkeypatch, end, kind, kept):
+def test_no_more_blocks_are_kept_than_their_bytes_allow(
+    tmp_path, monkeypatch, end, kind, num_cached
+):
     path = tmp_path / f"a.{end}"
     if end == "parquet":
         pq.write_table(pa.table({"text": ["x" * 1000] * 24}), path, row_group_size=2)
@@ -57,21 +59,21 @@ def test_no_more_blocks_are_kept_than_their_bytes_allow(tmp_path, monkeypatch, e
         line = json.dumps({"text": "x" * 51}).encode() + b"\n"
         path.write_bytes(gzip.compress(line * (12 * 1024 // len(line))))
     shard = to_shard(str(path), "text")
-    made = weakref.WeakSet()
+    live_blocks = weakref.WeakSet()
     make_block = kind.__init__
 
     def init(self, *arguments, **options):
         make_block(self, *arguments, **options)
-        made.add(self)
+        live_blocks.add(self)
 
     monkeypatch.setattr(kind, "__init__", init)
     probe = BlockCache()
     probe.size(shard, 0)
-    (size,) = (block.num_bytes for block in made)
+    (size,) = (block.num_bytes for block in live_blocks)
     del probe
-    blocks = BlockCache(most_bytes=kept * size + size // 2)
+    blocks = BlockCache(most_bytes=num_cached * size + size // 2)
     for _ in range(2):
         for index in (0, 1, 2, 0, 3, 1, *range(4, 12)):
             assert blocks.size(shard, index) > 0
-            assert 1 <= len(made) <= kept
-    assert len(made) == kept
+            assert 1 <= len(live_blocks) <= num_cached
+    assert len(live_blocks) == num_cached

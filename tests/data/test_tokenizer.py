@@ -137,8 +137,8 @@ def test_a_tokenizer_of_hugging_faces_adds_and_reads_no_special_token(byte_level
     tokenizer = load_tokenizer(f"hf:{byte_level}")
     assert tokenizer.eot_id == tokenizer.vocab_size - 1
     texts = ["the cat", "", "naïve 🦙\n", "<eod> is text", "long enough to be truncated to four"]
-    found = tokenizer.encode_batch(texts)
-    for text, tokens in zip(texts, found, strict=True):
+    encoded = tokenizer.encode_batch(texts)
+    for text, tokens in zip(texts, encoded, strict=True):
         assert tokenizer.decode(tokens.tolist()) == text
         assert b"".join(tokenizer.decode_bytes([t]) for t in tokens.tolist()).decode() == text
         assert tokenizer.eot_id not in tokens
@@ -199,14 +199,14 @@ def test_a_special_token_with_a_character_that_no_piece_has_is_text_too(tmp_path
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": special}))
     ours = load_tokenizer(f"hf:{folder}")
     texts = [f"the cat{special}sat", special, f"{special}{special} on", "the cat sat on mats"]
-    found = [tokens.tolist() for tokens in ours.encode_batch(texts)]
-    assert all(ours.eot_id not in tokens for tokens in found)
-    assert found[-1] == tokenizer.encode(texts[-1]).ids
+    encoded = [tokens.tolist() for tokens in ours.encode_batch(texts)]
+    assert all(ours.eot_id not in tokens for tokens in encoded)
+    assert encoded[-1] == tokenizer.encode(texts[-1]).ids
     exported = tmp_path / "exported"
     exported.mkdir()
     write_tokenizer(f"hf:{folder}", exported, context_length=64)
     theirs = transformers.AutoTokenizer.from_pretrained(exported, split_special_tokens=True)
-    assert theirs(texts, add_special_tokens=False).input_ids == found
+    assert theirs(texts, add_special_tokens=False).input_ids == encoded
     assert theirs.convert_tokens_to_ids(special) == ours.eot_id
     again = load_tokenizer(f"hf:{exported}")
     assert again.identity == ours.identity
@@ -232,38 +232,38 @@ _MERGES = [("<", "/"), ("s", ">"), ("</", "s>")]
 )
 @pytest.mark.parametrize("special", [True, False])
 def test_an_end_of_document_token_spelt_out_is_text_to_every_model(model, special, tmp_path):
-    own = tokenizers.Tokenizer(model)
-    own.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    own.add_tokens([tokenizers.AddedToken("</s>", special=special, normalized=False)])
+    hf_tokenizer = tokenizers.Tokenizer(model)
+    hf_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    hf_tokenizer.add_tokens([tokenizers.AddedToken("</s>", special=special, normalized=False)])
     (tmp_path / "own").mkdir()
-    own.save(str(tmp_path / "own" / "tokenizer.json"))
+    hf_tokenizer.save(str(tmp_path / "own" / "tokenizer.json"))
     (tmp_path / "own" / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     ours = load_tokenizer(f"hf:{tmp_path / 'own'}")
-    assert ours.eot_id == own.token_to_id("</s>")
+    assert ours.eot_id == hf_tokenizer.token_to_id("</s>")
     texts = ["a </s> cat", "</s>", "a</s>cat", "cat </s></s>"]
-    assert any(ours.eot_id in own.encode(text).ids for text in texts)
-    found = [tokens.tolist() for tokens in ours.encode_batch(texts)]
-    assert all(tokens and ours.eot_id not in tokens for tokens in found)
+    assert any(ours.eot_id in hf_tokenizer.encode(text).ids for text in texts)
+    encoded = [tokens.tolist() for tokens in ours.encode_batch(texts)]
+    assert all(tokens and ours.eot_id not in tokens for tokens in encoded)
     (plain,) = ours.encode_batch(["a cat sat"])
-    assert plain.tolist() == own.encode("a cat sat").ids
+    assert plain.tolist() == hf_tokenizer.encode("a cat sat").ids
     # So it is in an export, whose end-of-document token has the same id.
     (tmp_path / "out").mkdir()
     write_tokenizer(ours.name, tmp_path / "out", context_length=64)
     stock = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", split_special_tokens=True)
-    assert stock(texts, add_special_tokens=False).input_ids == found
+    assert stock(texts, add_special_tokens=False).input_ids == encoded
     assert stock.eos_token_id == ours.eot_id
     again = load_tokenizer(f"hf:{tmp_path / 'out'}")
     assert (again.eot_id, again.identity) == (ours.eot_id, ours.identity)
 
 
 def test_an_end_of_document_token_added_as_an_ordinary_one_is_text_when_spelt_out(byte_level):
-    own = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
-    own.add_tokens([tokenizers.AddedToken("<end>", special=False)])
-    own.save(str(byte_level / "tokenizer.json"))
+    hf_tokenizer = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
+    hf_tokenizer.add_tokens([tokenizers.AddedToken("<end>", special=False)])
+    hf_tokenizer.save(str(byte_level / "tokenizer.json"))
     (byte_level / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
     ours = load_tokenizer(f"hf:{byte_level}")
-    assert ours.eot_id == own.token_to_id("<end>")
-    assert ours.eot_id in own.encode("the <end> cat").ids
+    assert ours.eot_id == hf_tokenizer.token_to_id("<end>")
+    assert ours.eot_id in hf_tokenizer.encode("the <end> cat").ids
     (tokens,) = ours.encode_batch(["the <end> cat"])
     assert ours.eot_id not in tokens
     assert ours.decode(tokens.tolist()) == "the <end> cat"
@@ -302,11 +302,11 @@ def test_an_end_of_document_token_added_as_an_ordinary_one_is_text_when_spelt_ou
     ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )
 def test_the_end_of_document_token_is_the_one_that_the_folder_names(byte_level, files, expected):
-    own = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
-    while (size := own.get_vocab_size()) < 300:
-        own.add_tokens([f"<filler {size}>"])
-    own.add_special_tokens(["<|endoftext|>", "</s>"])
-    own.save(str(byte_level / "tokenizer.json"))
+    hf_tokenizer = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
+    while (size := hf_tokenizer.get_vocab_size()) < 300:
+        hf_tokenizer.add_tokens([f"<filler {size}>"])
+    hf_tokenizer.add_special_tokens(["<|endoftext|>", "</s>"])
+    hf_tokenizer.save(str(byte_level / "tokenizer.json"))
     (byte_level / "tokenizer_config.json").unlink()
     for name, content in files.items():
         (byte_level / f"{name}.json").write_text(json.dumps(content))
@@ -314,8 +314,8 @@ def test_the_end_of_document_token_is_the_one_that_the_folder_names(byte_level, 
         with pytest.raises(ValueError, match=r"names no end-of-document .*<\|endoftext\|>"):
             load_tokenizer(f"hf:{byte_level}")
         return
-    found = load_tokenizer(f"hf:{byte_level}").eot
-    assert found == (expected or own.id_to_token(5))
+    eot = load_tokenizer(f"hf:{byte_level}").eot
+    assert eot == (expected or hf_tokenizer.id_to_token(5))
     config = files.get("config", {}) | files.get("generation_config", {})
     if not config:  # transformers has the same
         stock = transformers.PreTrainedTokenizerFast.from_pretrained(byte_level)

@@ -21,11 +21,11 @@ SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 40, "top_p": 0.95}
 
 @pytest.fixture(params=["Llama 3"])
 def model(request):
-    found = stock_model(request.param)
-    found.generation_config.eos_token_id = None
-    found.generation_config.pad_token_id = 0
-    use_fast_generation(found)
-    return found
+    stock = stock_model(request.param)
+    stock.generation_config.eos_token_id = None
+    stock.generation_config.pad_token_id = 0
+    use_fast_generation(stock)
+    return stock
 
 
 @pytest.fixture
@@ -64,52 +64,52 @@ def both(model, seed=0, **options):
 @pytest.mark.parametrize("model", MODELS, indirect=True)
 def test_every_family_gives_the_same_tokens(model, steps):
     # Past the windows of 20 and 24 positions.
-    expected, found = both(model, **prompts(), **SAMPLED, max_new_tokens=20)
-    assert torch.equal(found, expected)
+    expected, actual = both(model, **prompts(), **SAMPLED, max_new_tokens=20)
+    assert torch.equal(actual, expected)
     assert steps == [3] * 19
 
 
 def test_up_to_the_end_of_the_context(model, steps):
-    expected, found = both(model, **prompts(), **GREEDY, max_new_tokens=64 - 9)
-    assert torch.equal(found, expected)
-    assert found.shape == (3, 64)
+    expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=64 - 9)
+    assert torch.equal(actual, expected)
+    assert actual.shape == (3, 64)
     assert steps == [3] * (64 - 9 - 1)
 
 
 def test_logits_equal_those_of_a_forward_without_a_cache(model):
-    given = prompts(padding=())
-    tokens = given["input_ids"]
+    inputs = prompts(padding=())
+    tokens = inputs["input_ids"]
     sequences = loop.Sequences(model, tokens[:, :4], None, 9)
     with torch.no_grad():
-        found = [sequences.prompt_logits()]
+        logits = [sequences.prompt_logits()]
         for at in range(4, 9):
             sequences.append(tokens[:, at])
-            found.append(sequences.step())
+            logits.append(sequences.step())
         expected = model(tokens).logits[:, 3:]
-    torch.testing.assert_close(torch.stack(found, 1), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.stack(logits, 1), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_sequence_that_ends_is_padded_and_the_last_one_ends_the_text(model, steps):
     tokens, _ = both(model, **prompts(), **SAMPLED, max_new_tokens=30)
     ends = [int(tokens[0, 14]), int(tokens[1, 17]), int(tokens[2, 11])]
-    expected, found = both(model, **prompts(), **SAMPLED, max_new_tokens=30, eos_token_id=ends)
-    assert torch.equal(found, expected)
-    assert found.shape[1] < 39
-    assert (found == 0).any()
+    expected, actual = both(model, **prompts(), **SAMPLED, max_new_tokens=30, eos_token_id=ends)
+    assert torch.equal(actual, expected)
+    assert actual.shape[1] < 39
+    assert (actual == 0).any()
     assert sum(steps) < 2 * 3 * 29
 
 
 def test_batches_of_other_sizes_and_one_after_the_other(model, steps):
     for batch in (1, 3, 2):
-        expected, found = both(model, **prompts(batch), **SAMPLED, max_new_tokens=5)
-        assert torch.equal(found, expected)
+        expected, actual = both(model, **prompts(batch), **SAMPLED, max_new_tokens=5)
+        assert torch.equal(actual, expected)
     assert steps == [1] * 4 + [3] * 4 + [2] * 4
 
 
 def test_several_sequences_for_each_prompt(model, steps):
-    given = prompts(2, padding=(1, 0))
-    expected, found = both(model, **given, **SAMPLED, max_new_tokens=4, num_return_sequences=2)
-    assert torch.equal(found, expected)
+    inputs = prompts(2, padding=(1, 0))
+    expected, actual = both(model, **inputs, **SAMPLED, max_new_tokens=4, num_return_sequences=2)
+    assert torch.equal(actual, expected)
     assert steps == [4] * 3
 
 
@@ -125,11 +125,11 @@ def test_processors_and_criteria_of_the_caller_are_used(model, steps):
         "suppress_tokens": [1, 2, 3],
         "logits_processor": LogitsProcessorList([never_five]),
     }
-    expected, found = both(model, **prompts(), **GREEDY, **options, max_new_tokens=20)
-    assert torch.equal(found, expected)
-    expected, found = both(model, **prompts(), **GREEDY, max_new_tokens=20, max_time=1e-9)
-    assert torch.equal(found, expected)
-    assert found.shape[1] == 10
+    expected, actual = both(model, **prompts(), **GREEDY, **options, max_new_tokens=20)
+    assert torch.equal(actual, expected)
+    expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=20, max_time=1e-9)
+    assert torch.equal(actual, expected)
+    assert actual.shape[1] == 10
     assert len(steps) == 19
 
 
@@ -147,8 +147,8 @@ class Pieces:
 
 
 def test_tokens_are_streamed_one_by_one(model):
-    given, streamer = prompts(1), Pieces()
-    tokens = model.generate(**given, **GREEDY, max_new_tokens=6, streamer=streamer)
+    inputs, streamer = prompts(1), Pieces()
+    tokens = model.generate(**inputs, **GREEDY, max_new_tokens=6, streamer=streamer)
     assert streamer.ids == [tokens[:, :9].tolist(), *([[i]] for i in tokens[0, 9:].tolist())][
         :1
     ] + [[i] for i in tokens[0, 9:].tolist()]
@@ -157,9 +157,9 @@ def test_tokens_are_streamed_one_by_one(model):
 
 def test_a_generation_config_is_used(model, steps):
     config = GenerationConfig(max_new_tokens=4, do_sample=True, top_k=7, pad_token_id=0)
-    given = prompts()
-    for arguments in ((given["input_ids"], config), (given["input_ids"],)):
-        options = {"attention_mask": given["attention_mask"]}
+    inputs = prompts()
+    for arguments in ((inputs["input_ids"], config), (inputs["input_ids"],)):
+        options = {"attention_mask": inputs["attention_mask"]}
         if len(arguments) == 1:
             options["generation_config"] = config
         torch.manual_seed(1)
@@ -182,18 +182,18 @@ def test_a_generation_config_is_used(model, steps):
 )
 def test_other_loops_are_those_of_transformers(model, steps, options):
     batch = 1 if "prompt_lookup_num_tokens" in options else 3
-    expected, found = both(model, **prompts(batch), **GREEDY, **options, max_new_tokens=5)
+    expected, actual = both(model, **prompts(batch), **GREEDY, **options, max_new_tokens=5)
     if options == {"return_dict_in_generate": True}:
-        expected, found = expected.sequences, found.sequences
-    assert torch.equal(found, expected)
+        expected, actual = expected.sequences, actual.sequences
+    assert torch.equal(actual, expected)
     assert steps == []
 
 
 def test_a_mask_with_holes_is_left_to_transformers(model, steps):
-    given = prompts()
-    given["attention_mask"][1, 4] = 0
-    expected, found = both(model, **given, **GREEDY, max_new_tokens=5)
-    assert torch.equal(found, expected)
+    inputs = prompts()
+    inputs["attention_mask"][1, 4] = 0
+    expected, actual = both(model, **inputs, **GREEDY, max_new_tokens=5)
+    assert torch.equal(actual, expected)
     assert steps == []
 
 
@@ -216,9 +216,9 @@ def test_weights_may_change_between_calls(model):
     before, _ = both(model, **prompts(), **GREEDY, max_new_tokens=5)
     with torch.no_grad():
         model.model.layers[0].self_attn.v_proj.weight.neg_()
-    expected, found = both(model, **prompts(), **GREEDY, max_new_tokens=5)
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, before)
+    expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
+    assert torch.equal(actual, expected)
+    assert not torch.equal(actual, before)
 
 
 def test_a_copy_and_a_saved_model_generate_with_their_own_weights(model, steps):
@@ -228,8 +228,8 @@ def test_a_copy_and_a_saved_model_generate_with_their_own_weights(model, steps):
     for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
         with torch.no_grad():
             other.model.layers[0].self_attn.v_proj.weight.neg_()
-        expected, found = both(other, **prompts(), **GREEDY, max_new_tokens=5)
-        assert torch.equal(found, expected)
+        expected, actual = both(other, **prompts(), **GREEDY, max_new_tokens=5)
+        assert torch.equal(actual, expected)
     assert len(steps) == 8
 
 

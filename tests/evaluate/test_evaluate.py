@@ -121,9 +121,9 @@ def lm_eval_command(monkeypatch):
         monkeypatch.setattr(sys, "argv", [*command, *arguments])
         monkeypatch.setattr(lm_eval_main, "setup_logging", lambda: None)  # of the whole process
         lm_eval_main.cli_evaluate()
-        (found,) = tasks.glob("out*.json")
-        content = json.loads(found.read_text(encoding="utf-8"))
-        found.unlink()
+        (output_file,) = tasks.glob("out*.json")
+        content = json.loads(output_file.read_text(encoding="utf-8"))
+        output_file.unlink()
         return content
 
     return run
@@ -183,9 +183,9 @@ def test_a_model_from_elsewhere_is_scored_as_by_lm_evals_own_command(
     for place in (folder, tmp_path / "run", tmp_path / "exported"):
         out = tmp_path / "scores.json"
         assert main(["eval", str(place), *options, "--out", str(out)]) == 0
-        found = json.loads(out.read_text())["tasks"]["piqa"]
+        scores = json.loads(out.read_text())["tasks"]["piqa"]
         for metric in ("acc", "acc_norm"):
-            assert found[metric] == expected[f"{metric},none"], (place, metric)
+            assert scores[metric] == expected[f"{metric},none"], (place, metric)
         answers = lm_eval_command(tmp_path / "exported", tasks, "float32", *few, names=["piqa"])
     assert answers["results"]["piqa"] == expected
     # The metric sees the first token.
@@ -212,16 +212,16 @@ def test_an_end_token_after_every_text_is_not_scored_as_an_answer(tmp_path):
     assert tokenizer("cats").input_ids[-1] == 1  # the user's own is as it was
     lm = SparseLM(model, tokenizer, batch_size=2, softmax_dtype=None)
     requests = [Instance("loglikelihood", {}, ("Q: why? A:", " because of 2,048 zeros"), 0)]
-    (found,) = lm.loglikelihood(requests)
+    (likelihood,) = lm.loglikelihood(requests)
     plain = sparsellm.load(write_chat_model(tmp_path / "plain"))
     reference = HFLM(pretrained=plain.model, tokenizer=plain.tokenizer, batch_size=2)
-    assert found == reference.loglikelihood(requests)[0]
+    assert likelihood == reference.loglikelihood(requests)[0]
     assert (
         lm.tok_batch_encode(["cats"])[0].tolist()
         == reference.tok_batch_encode(["cats"])[0].tolist()
     )
     wrong = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2).loglikelihood(requests)
-    assert found != wrong[0]
+    assert likelihood != wrong[0]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -242,11 +242,11 @@ def test_log_likelihoods_are_those_of_the_stock_class(pair, device, dtype):
         )
     ]
     options = {"batch_size": 4, "softmax_dtype": None}
-    found = SparseLM(ours.to(device), tokenizer, **options).loglikelihood(requests)
+    likelihoods = SparseLM(ours.to(device), tokenizer, **options).loglikelihood(requests)
     reference = HFLM(pretrained=str(stock), device=device, batch_size=4, dtype=dtype)
     assert reference.max_length == 80
     assert reference.prefix_token_id == tokenizer.eos_token_id
-    assert found == reference.loglikelihood(requests)  # every bit
+    assert likelihoods == reference.loglikelihood(requests)  # every bit
 
 
 def test_an_answer_longer_than_the_context_is_scored_by_its_end(tiny):
@@ -255,9 +255,9 @@ def test_an_answer_longer_than_the_context_is_scored_by_its_end(tiny):
     lm = SparseLM(model, tokenizer, batch_size=2, softmax_dtype=None)
     text = "a text's 17 bytes"
     questions = (("?", text), ("more" + text[0], text[1:]), (text[0], text[1:]))
-    requests = [Instance("loglikelihood", {}, both, i) for i, both in enumerate(questions)]
-    found = lm.loglikelihood(requests)
-    assert found[0] == found[1] == found[2]
+    requests = [Instance("loglikelihood", {}, question, i) for i, question in enumerate(questions)]
+    likelihoods = lm.loglikelihood(requests)
+    assert likelihoods[0] == likelihoods[1] == likelihoods[2]
     assert (lm.num_requests, lm.num_cut, lm.num_answers_cut) == (3, 2, 1)
 
 
@@ -276,10 +276,10 @@ def test_without_a_data_directory_it_is_the_stock_task(name, tmp_path):
 
 def test_the_hub_is_read_at_the_pinned_revision(monkeypatch):
     """datasets gets the commit; what it would load from the network is made up here."""
-    asked = {}
+    revisions = {}
 
     def load_dataset(path=None, name=None, **options):
-        asked.update(path=path, **options)
+        revisions.update(path=path, **options)
         row = {"goal": "Open a jar", "sol1": "twist", "sol2": "push", "label": 0}
         return datasets.DatasetDict(
             {split: datasets.Dataset.from_list([row] * 2) for split in ("train", "validation")}
@@ -287,8 +287,8 @@ def test_the_hub_is_read_at_the_pinned_revision(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     build_tasks(SUITE, ["piqa"], None)
-    assert asked["path"] == "baber/piqa"
-    assert asked["revision"] == SUITE.tasks["piqa"].revision
+    assert revisions["path"] == "baber/piqa"
+    assert revisions["revision"] == SUITE.tasks["piqa"].revision
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -360,15 +360,15 @@ def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
     assert [json.loads(line)["doc_id"] for line in rows] == list(range(9))
 
 
-def _assert_same_scores(found: dict, expected: dict) -> None:
+def _assert_same_scores(actual: dict, expected: dict) -> None:
     """Ranks add up in another order: standard errors agree to rounding, scores exactly."""
     for name, score in expected["tasks"].items():
         errors = {key: value for key, value in score.items() if key.endswith("stderr")}
-        assert {**found["tasks"][name], **errors} == score
+        assert {**actual["tasks"][name], **errors} == score
         for key, value in errors.items():
             same = None if value is None else pytest.approx(value, rel=1e-12)
-            assert found["tasks"][name][key] == same
-    assert found["mean"] == expected["mean"]
+            assert actual["tasks"][name][key] == same
+    assert actual["mean"] == expected["mean"]
 
 
 @pytest.mark.slow
@@ -392,10 +392,10 @@ def test_training_evaluates_and_is_not_disturbed(
     train("name=without")
     runs = tmp_path / "runs"
     last = "checkpoints/step_00000004"
-    found, expected = (
+    evaluated, expected = (
         checkpoint.read_kind(runs / name / last, "model") for name in ("with", "without")
     )
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert all(torch.equal(evaluated[name], value) for name, value in expected.items())
     records = [r for r in read_metrics(runs / "with") if r["kind"] == "evaluation"]
     assert [r["step"] for r in records] == [3, 4]
     # The record is what `sparsellm eval` makes of that step's checkpoint.
@@ -416,21 +416,21 @@ def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, cli, data_di
     run = (tmp_path / "runs" / "debug").rename(tmp_path / "moved")
     result = cli("eval", str(run), "--data-dir", str(data_dir), "--limit", "3")
     assert result.returncode == 0, result.stderr
-    found, run_ids = [], set()
+    scores, run_ids = [], set()
     for record in _offline_records(run):
         if record.WhichOneof("record_type") == "history":
             items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
             if "evaluation/mean" in items:
-                found.append({k: json.loads(v) for k, v in items.items() if not k.startswith("_")})
+                scores.append({k: json.loads(v) for k, v in items.items() if not k.startswith("_")})
         elif record.WhichOneof("record_type") == "run":
             run_ids.add(record.run.run_id)
     assert run_ids == {(run / "wandb_id").read_text()}
-    assert len(found) == 2  # of training and of the command
-    assert found[0] == found[1]
-    assert found[0]["tokens"] == 1024
+    assert len(scores) == 2  # of training and of the command
+    assert scores[0] == scores[1]
+    assert scores[0]["tokens"] == 1024
     report = json.loads((run / "checkpoints" / "eval_step_00000004_limit3.json").read_text())
-    assert found[1]["evaluation/mean"] == report["mean"]
-    assert found[1]["evaluation/piqa/acc_norm"] == report["tasks"]["piqa"]["acc_norm"]
+    assert scores[1]["evaluation/mean"] == report["mean"]
+    assert scores[1]["evaluation/piqa/acc_norm"] == report["tasks"]["piqa"]["acc_norm"]
 
 
 @pytest.fixture
@@ -537,12 +537,12 @@ def test_mistakes_at_the_command_line_are_one_line(cli_here, tmp_path, tiny_over
     nowhere = cli_here("eval", str(tmp_path))
     assert nowhere.returncode == 1
     assert "is not a checkpoint" in nowhere.stderr
-    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
     missing = set_arguments(["evaluation.every_steps=1", f"evaluation.data_dir={tmp_path}"])
-    early = cli_here(*own, *missing)
+    early = cli_here(*arguments, *missing)
     assert "test.jsonl is missing" in early.stderr
     assert "step 1/4" not in early.stdout
-    assert cli_here(*own).returncode == 0
+    assert cli_here(*arguments).returncode == 0
     # The hub, which that process may not reach.
     program = ("-m", "sparsellm", "eval", str(tmp_path / "runs" / "debug"), "--tasks", "piqa")
     hub = ranks(1, *program)
@@ -602,8 +602,8 @@ def task_files(tmp_path):
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(rows)}}}
     source |= {"test_split": "test"}
-    own = {"mine_choice": CHOICE, "mine_rolling": ROLLING, "mine_writing": WRITING}
-    contents = {name: {"task": name} | source | changes for name, changes in own.items()}
+    tasks = {"mine_choice": CHOICE, "mine_rolling": ROLLING, "mine_writing": WRITING}
+    contents = {name: {"task": name} | source | changes for name, changes in tasks.items()}
     twice = [contents["mine_choice"] | {"task": f"mine_{half}"} for half in ("first", "second")]
     mean = [{"metric": "acc", "weight_by_size": True}]
     contents["mine_group"] = {"group": "mine_group", "task": twice, "aggregate_metric_list": mean}
@@ -618,10 +618,10 @@ def test_tasks_of_ones_own_are_scored_and_recorded_as_the_suites(
     arguments = set_arguments([*tiny_overrides, "validation.every_steps=0"])
     assert cli_here("train", "--recipe", "debug", *arguments).returncode == 0
     run = tmp_path / "runs" / "debug"
-    found = cli_here("eval", str(run), "--tasks", ",".join(task_files.values()))
-    assert found.returncode == 0, found.stderr
+    done = cli_here("eval", str(run), "--tasks", ",".join(task_files.values()))
+    assert done.returncode == 0, done.stderr
     path = run / "checkpoints" / f"eval_step_00000004_{'+'.join(task_files)}.json"
-    assert f"saved {path}" in found.stdout
+    assert f"saved {path}" in done.stdout
     tasks = json.loads(path.read_text())["tasks"]
     assert tasks["mine_choice"]["num_rows"] == 3
     assert tasks["mine_choice"]["acc"] in {n / 3 for n in range(4)}
@@ -631,7 +631,7 @@ def test_tasks_of_ones_own_are_scored_and_recorded_as_the_suites(
     halves = [tasks[f"mine_group::mine_{half}"]["acc"] for half in ("first", "second")]
     assert tasks["mine_group"]["acc"] == sum(halves) / 2
     assert tasks["mine_group"]["num_rows"] == 6
-    assert "mean: needs" not in found.stdout  # no task of the suite was asked for
+    assert "mean: needs" not in done.stdout  # no task of the suite was asked for
     [evaluation] = read_evaluations(run, read_metrics(run))
     assert evaluation.limit is None
     assert {("mine_rolling", "byte_perplexity"), ("mine_group", "acc")} <= evaluation.scores.keys()
@@ -671,13 +671,13 @@ def test_generated_text_is_that_of_the_stock_class(pair):
         Instance("generate_until", {}, (text, options), index) for index, text in enumerate(texts)
     ]
     settings = {"batch_size": 4, "softmax_dtype": None}
-    found = SparseLM(ours, tokenizer, **settings)
+    sparse_lm = SparseLM(ours, tokenizer, **settings)
     reference = HFLM(pretrained=str(stock), device="cpu", batch_size=4, dtype="float32")
     for one, other in zip(
-        found.tok_batch_encode(texts), reference.tok_batch_encode(texts), strict=True
+        sparse_lm.tok_batch_encode(texts), reference.tok_batch_encode(texts), strict=True
     ):
         assert torch.equal(one, other)
-    assert found.generate_until(requests) == reference.generate_until(requests)
+    assert sparse_lm.generate_until(requests) == reference.generate_until(requests)
 
 
 def test_a_folder_as_out_is_refused_before_anything_is_loaded(cli_here, tmp_path):
@@ -689,13 +689,13 @@ def test_a_folder_as_out_is_refused_before_anything_is_loaded(cli_here, tmp_path
 
 
 def test_table_stars_what_enters_the_mean():
-    found = {
+    task_scores = {
         name: {"acc,none": 0.25, "acc_stderr,none": 0.03, "acc_norm,none": 0.5}
         | {"acc_norm_stderr,none": "N/A"}
         for name in NAMES
     }
     results = {
-        "results": found,
+        "results": task_scores,
         "versions": dict.fromkeys(NAMES, 1.0),
         "n-shot": dict.fromkeys(NAMES, 0),
         "n-samples": {name: {"original": 9, "effective": 9} for name in NAMES},

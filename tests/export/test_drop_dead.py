@@ -92,20 +92,24 @@ def test_the_measured_text_gives_the_same_logits(tiny, tmp_path, gated):
 
     # Every living neuron stays; of the silent ones those nearest to being active; in order.
     weights, before = load_file(out / "model.safetensors"), load_file(path / "model.safetensors")
-    for layer, (neurons, found) in enumerate(zip(alive, report.layers, strict=True)):
+    for layer, (neurons, layer_report) in enumerate(zip(alive, report.layers, strict=True)):
         silent = [n for n in range(NEURONS) if n not in neurons]
-        assert (found.fired, found.silent, found.kept) == (len(neurons), len(silent), 256)
-        assert found.dropped == silent[-DROPPED:]
-        assert found.nearest_dropped < -2
-        kept = sorted({*range(NEURONS)} - {*found.dropped})
+        assert (layer_report.fired, layer_report.silent, layer_report.kept) == (
+            len(neurons),
+            len(silent),
+            256,
+        )
+        assert layer_report.dropped == silent[-DROPPED:]
+        assert layer_report.nearest_dropped < -2
+        remaining = sorted({*range(NEURONS)} - {*layer_report.dropped})
         name = f"model.layers.{layer}.mlp"
         for matrix in ("gate_proj", "up_proj")[not gated :]:
             key = f"{name}.{matrix}.weight"
-            assert torch.equal(weights[key], before[key][kept])
+            assert torch.equal(weights[key], before[key][remaining])
         key = f"{name}.down_proj.weight"
-        assert torch.equal(weights[key], before[key][:, kept])
-    others = [key for key in before if ".mlp." not in key]
-    assert all(torch.equal(weights[key], before[key]) for key in others)
+        assert torch.equal(weights[key], before[key][:, remaining])
+    other_keys = [key for key in before if ".mlp." not in key]
+    assert all(torch.equal(weights[key], before[key]) for key in other_keys)
 
     # Recipe, configuration and numbers agree.
     assert AutoConfig.from_pretrained(out).intermediate_size == 256
@@ -132,14 +136,14 @@ def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cap
     printed = capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
     saved = 2 * 3 * 32 * DROPPED
-    for said in (printed, card):
-        assert "Measured on 1,024 tokens of `sample`, with these weights in bf16\non cpu" in said
-        assert "\n| 0 | 130 | 254 | 126 | 128 | -" in said
-        assert "\n| 1 | 77 | 307 | 179 | 128 | -" in said
-        assert "Width 384 → 256 in every layer: layer 0 decides, 130 of its 384" in said
-        assert f"Saved: {saved:,} of " in said
-        assert "MiB of weights in bf16, 33.3% of the gate GEMM" in said
-        assert "each is active for under 0.0029 of the tokens with 95%" in said
+    for text in (printed, card):
+        assert "Measured on 1,024 tokens of `sample`, with these weights in bf16\non cpu" in text
+        assert "\n| 0 | 130 | 254 | 126 | 128 | -" in text
+        assert "\n| 1 | 77 | 307 | 179 | 128 | -" in text
+        assert "Width 384 → 256 in every layer: layer 0 decides, 130 of its 384" in text
+        assert f"Saved: {saved:,} of " in text
+        assert "MiB of weights in bf16, 33.3% of the gate GEMM" in text
+        assert "each is active for under 0.0029 of the tokens with 95%" in text
     assert "feedforward width\n256, ReLU" in card
     assert "intermediate_size: 256" in card
 
@@ -211,9 +215,11 @@ def test_text_of_ones_own_that_ends_early(tiny, tmp_path, capsys):
     text.write_text(json.dumps({"text": "x = 1\n" * 20}) + "\n")  # 120 bytes, 3 sequences of 32
     arguments = ["--drop-dead", "--data", str(text), "--micro-batch-size", "2"]
     assert main(["export", str(path), str(tmp_path / "out"), *arguments]) == 0
-    said = f"96 tokens of `local ({text})` (1,048,576 were asked for: its held-out text ends there)"
-    assert said in capsys.readouterr().out
-    assert said in (tmp_path / "out" / "README.md").read_text()
+    sentence = (
+        f"96 tokens of `local ({text})` (1,048,576 were asked for: its held-out text ends there)"
+    )
+    assert sentence in capsys.readouterr().out
+    assert sentence in (tmp_path / "out" / "README.md").read_text()
     content = json.loads((tmp_path / "out" / "drop_dead.json").read_text())
     assert (content["tokens"], content["files"]) == (96, [str(text)])
 
@@ -248,7 +254,7 @@ def test_a_neuron_that_fires_on_one_corpus_of_a_mixture_alone_stays(tiny, tmp_pa
             f"source: files\nfiles: '{tmp_path}/train-{name}.txt'\n"
             f"validation_files: '{tmp_path}/{name}.txt'\n"
         )
-    kept = []
+    layer_reports = []
     for order in (("a", "b"), ("b", "a")):
         shares = ", ".join(f"{tmp_path}/{name}.yaml: 1" for name in order)
         recipe = tiny(f"model.intermediate_size={NEURONS}", f"data.corpus={{{shares}}}")
@@ -259,8 +265,8 @@ def test_a_neuron_that_fires_on_one_corpus_of_a_mixture_alone_stays(tiny, tmp_pa
         )
         assert dead not in report.layers[0].dropped
         assert report.layers[0].fired == len(alive[0]) + 1
-        kept.append(report.layers)
-    assert kept[0] == kept[1]
+        layer_reports.append(report.layers)
+    assert layer_reports[0] == layer_reports[1]
 
 
 def test_mistakes_are_named(tiny, tmp_path, capsys):
@@ -283,14 +289,14 @@ def test_all_that_fired_stay_and_the_nearest_fill_up(layers, neurons, share, see
     size_LN = torch.randint(1, 9, (layers, neurons), generator=generator).float()
     peak_LN = torch.where(active_LN, size_LN, 1 - size_LN)
     peak_LN[active_LN & (size_LN == 8)] = torch.nan  # overflowed: it is no zero
-    kept_LW = choose_kept(peak_LN)
-    width = kept_LW.shape[1]
+    remaining_LW = choose_kept(peak_LN)
+    width = remaining_LW.shape[1]
     most = int(active_LN.sum(1).max())
     assert width in {neurons, max(-(-most // 128) * 128, 128)}
     assert most <= width <= neurons
-    for kept_W, active_N, peak_N in zip(kept_LW, active_LN, peak_LN, strict=True):
-        kept = kept_W.tolist()
+    for remaining_W, active_N, peak_N in zip(remaining_LW, active_LN, peak_LN, strict=True):
+        remaining = remaining_W.tolist()
         silent = [n for n in range(neurons) if not active_N[n]]
         nearest = sorted(silent, key=lambda n: (-float(peak_N[n]), n))
         active = active_N.nonzero()[:, 0].tolist()
-        assert kept == sorted(active + nearest[: width - len(active)])
+        assert remaining == sorted(active + nearest[: width - len(active)])

@@ -158,8 +158,8 @@ def test_pipeline_generates_from_it(exported):
     prompts = ["def ", "import os, sys"]
     batch = generator(prompts, max_new_tokens=8, do_sample=False, batch_size=2)
     alone = [generator(prompt, max_new_tokens=8, do_sample=False)[0] for prompt in prompts]
-    assert [found["generated_text"] for (found,) in batch] == [
-        found["generated_text"] for found in alone
+    assert [generated["generated_text"] for (generated,) in batch] == [
+        generated["generated_text"] for generated in alone
     ]
     tokenizer = AutoTokenizer.from_pretrained(exported)
     model = AutoModelForCausalLM.from_pretrained(exported)
@@ -185,7 +185,7 @@ def test_lm_evaluation_harness_takes_it(exported):
         Instance("loglikelihood", doc={}, arguments=pair, idx=i) for i, pair in enumerate(pairs)
     ]
     ours = load_pretrained(exported)
-    for (context, continuation), (found, _) in zip(
+    for (context, continuation), (likelihood, _) in zip(
         pairs, model.loglikelihood(requests, disable_tqdm=True), strict=True
     ):
         first, second = ours.tokenizer.encode_batch([context, continuation])
@@ -193,7 +193,7 @@ def test_lm_evaluation_harness_takes_it(exported):
         tokens = torch.tensor([[*before, *second.tolist()]])
         log_probs = _logits(ours.model, tokens)[0, len(before) - 1 : -1].log_softmax(-1)
         expected = log_probs.gather(1, tokens[0, len(before) :, None]).sum()
-        assert found == pytest.approx(float(expected), abs=1e-4)
+        assert likelihood == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_gpt2_recipe(tiny, gpt2_cache, tmp_path):
@@ -217,8 +217,8 @@ def test_a_tokenizer_that_transformers_replaces_is_named(tiny, gpt2_cache, tmp_p
     (expected,) = load_pretrained(path).tokenizer.encode_batch([text])
     replaced = AutoTokenizer.from_pretrained(tmp_path / "out")(text).input_ids
     assert replaced != expected.tolist()
-    own = PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
-    for tokenizer in (own, sparsellm.load(tmp_path / "out").tokenizer):
+    fast_tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
+    for tokenizer in (fast_tokenizer, sparsellm.load(tmp_path / "out").tokenizer):
         assert tokenizer(text).input_ids == expected.tolist()
     path = _checkpoint(tiny("data.tokenizer=gpt2", "name=llama"))
     assert main(["export", str(path), str(tmp_path / "llama")]) == 0
@@ -226,17 +226,19 @@ def test_a_tokenizer_that_transformers_replaces_is_named(tiny, gpt2_cache, tmp_p
 
 
 def test_a_tokenizer_of_hugging_faces_goes_with_the_export(tiny, tmp_path):
-    own = tokenizers.Tokenizer(tokenizers.models.BPE())
-    own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = tokenizers.decoders.ByteLevel()
+    hf_tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    hf_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf_tokenizer.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    own.train_from_iterator(["x"], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet))
-    own.add_special_tokens(["<eod>"])
-    own.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<eod> $A", special_tokens=[("<eod>", own.token_to_id("<eod>"))]
+    hf_tokenizer.train_from_iterator(
+        ["x"], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet)
+    )
+    hf_tokenizer.add_special_tokens(["<eod>"])
+    hf_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<eod> $A", special_tokens=[("<eod>", hf_tokenizer.token_to_id("<eod>"))]
     )
     (tmp_path / "tokenizer").mkdir()
-    own.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    hf_tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
     config = tmp_path / "tokenizer" / "tokenizer_config.json"
     config.write_text('{"eos_token": "<eod>"}')
     path = _checkpoint(tiny(f"data.tokenizer=hf:{tmp_path / 'tokenizer'}"))
@@ -247,7 +249,7 @@ def test_a_tokenizer_of_hugging_faces_goes_with_the_export(tiny, tmp_path):
     stock = AutoTokenizer.from_pretrained(tmp_path / "moved")
     ours = load_pretrained(tmp_path / "moved").tokenizer
     assert stock("a cat")["input_ids"] == ours.encode_batch(["a cat"])[0].tolist()
-    assert stock.eos_token_id == ours.eot_id == own.token_to_id("<eod>")
+    assert stock.eos_token_id == ours.eot_id == hf_tokenizer.token_to_id("<eod>")
     import_export(tmp_path / "moved", tmp_path / "run")
     assert load_pretrained(tmp_path / "run").tokenizer.identity == ours.identity
 
@@ -263,8 +265,8 @@ def test_shards_hold_the_same_tensors(trained, tmp_path):
     together = {k: v for shard in shards for k, v in load_file(shard).items()}
     whole = load_file(tmp_path / "one" / "model.safetensors")
     assert together.keys() == whole.keys() == load_file(trained / "model.safetensors").keys()
-    one, many = load_pretrained(tmp_path / "one").model, load_pretrained(tmp_path / "many").model
-    for a, b in zip(one.parameters(), many.parameters(), strict=True):
+    one, sharded = load_pretrained(tmp_path / "one").model, load_pretrained(tmp_path / "many").model
+    for a, b in zip(one.parameters(), sharded.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -302,8 +304,8 @@ def test_card_tells_the_coefficient_that_a_target_led_to(tiny, tmp_path):
     assert last != recipe.sparsity.l1_coefficient
     export(recipe.run_path, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    begun = f"moved from {recipe.sparsity.l1_coefficient:g} towards 5 non-zeros per token"
-    assert f"(on Σ over hidden units) | {last:.3g} at step 4, {begun} |" in card
+    movement = f"moved from {recipe.sparsity.l1_coefficient:g} towards 5 non-zeros per token"
+    assert f"(on Σ over hidden units) | {last:.3g} at step 4, {movement} |" in card
 
 
 def _head_of_card(folder):
@@ -324,8 +326,8 @@ def test_the_card_has_the_hubs_metadata(tiny, tmp_path):
     [result] = index["results"]
     assert result["dataset"]["type"] == "baber/piqa"
     assert result["dataset"]["name"] == "piqa"
-    found = {metric["name"]: metric["value"] for metric in result["metrics"]}
-    assert found == {"acc": 25.0, "acc_norm": 50.0}
+    values = {metric["name"]: metric["value"] for metric in result["metrics"]}
+    assert values == {"acc": 25.0, "acc_norm": 50.0}
     assert "2603.23198" in (tmp_path / "out" / "README.md").read_text()
     metrics.write_text(json.dumps(line | {"tasks": {"piqa": score | {"num_rows": 3}}}) + "\n")
     export(path, tmp_path / "limited")
@@ -509,13 +511,13 @@ def test_training_starts_from_it_at_step_0(tiny, trained, exported, tmp_path):
     outcomes = []
     for name, source in (("a", trained), ("b", exported), ("c", imported)):
         train(tiny(f"name={name}", "train.steps=2"), init_from=source)
-        found = find_checkpoint(tmp_path / "runs" / name)
-        outcomes.append(load_file(found / "model.safetensors"))
+        checkpoint_path = find_checkpoint(tmp_path / "runs" / name)
+        outcomes.append(load_file(checkpoint_path / "model.safetensors"))
     train(tiny("name=d", "train.steps=2"))
     fresh = load_file(find_checkpoint(tmp_path / "runs" / "d") / "model.safetensors")
-    first, *others = outcomes
+    first, *other_outcomes = outcomes
     for name, tensor in first.items():
-        assert all(torch.equal(tensor, other[name]) for other in others), name
+        assert all(torch.equal(tensor, other[name]) for other in other_outcomes), name
     assert any(not torch.equal(tensor, fresh[name]) for name, tensor in first.items())
 
 
@@ -530,8 +532,8 @@ def test_a_run_with_a_checkpoint_resumes_without_what_it_began_with(
     tiny_overrides, trained, tmp_path, capsys
 ):
     weights = shutil.copytree(trained, tmp_path / "weights")
-    own = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
-    words = set_arguments([*own, "name=new", "train.steps=2"])
+    overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
+    words = set_arguments([*overrides, "name=new", "train.steps=2"])
     command = ["train", "debug", *words, "--init-from", str(weights)]
     assert main(command) == 0
     shutil.rmtree(weights)
@@ -707,11 +709,11 @@ def test_weights_that_are_no_finite_numbers_are_refused_by_name(exported, cli_he
         weights | {name: spoil(weights[name])}, exported / "model.safetensors", {"format": "pt"}
     )
     run = exported.with_name("new")
-    own = set_arguments([*TINY, f"logging.run_dir={run.parent}", "name=new"])
+    arguments = set_arguments([*TINY, f"logging.run_dir={run.parent}", "name=new"])
     for command in (
         ["import", str(exported), str(run)],
         ["generate", str(exported), "--prompt", "def "],
-        ["train", "--recipe", "debug", "--init-from", str(exported), *own],
+        ["train", "--recipe", "debug", "--init-from", str(exported), *arguments],
     ):
         result = cli_here(*command)
         assert result.returncode == 1
@@ -781,9 +783,9 @@ def test_importing_a_folder_with_code_of_its_own_neither_asks_nor_runs_it(
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
     assert main(["import", str(exported), str(tmp_path / "imported")]) == 0
     assert not ran.exists()
-    found = load_pretrained(tmp_path / "imported").model.state_dict()
+    weights = load_pretrained(tmp_path / "imported").model.state_dict()
     assert all(
-        torch.equal(found[name], w)
+        torch.equal(weights[name], w)
         for name, w in load_pretrained(exported).model.state_dict().items()
     )
 

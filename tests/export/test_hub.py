@@ -111,8 +111,8 @@ def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_
     report = json.loads((tmp_path / "eval_them--dense_piqa_limit6.json").read_text())
     assert (report["checkpoint"], report["step"]) == ("them/dense", None)
     assert 0 <= report["tasks"]["piqa"]["acc"] <= 1
-    here = cli_here("eval", str(tmp_path / "dense"), *data, "--out", str(tmp_path / "here.json"))
-    assert here.returncode == 0, here.stderr
+    local = cli_here("eval", str(tmp_path / "dense"), *data, "--out", str(tmp_path / "here.json"))
+    assert local.returncode == 0, local.stderr
     assert json.loads((tmp_path / "here.json").read_text())["tasks"] == report["tasks"]
     PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(tmp_path / "dense")
     unmarked = cli_here("eval", str(tmp_path / "dense"), *data, "--out", str(tmp_path / "no.json"))
@@ -143,8 +143,8 @@ def test_what_is_a_name_on_the_hub(tmp_path, monkeypatch):
     os.mkdir("runs")  # noqa: PTH102
     names = ("me/model", "me/model@v1.2", "HuggingFaceTB/SmolLM-135M")
     assert all(hub_id(Path(name)) == name for name in names)
-    others = ("runs/debug", "model", "a/b/c", "/abs/model", "../me/model", ".", "runs")
-    assert all(hub_id(Path(name)) is None for name in others)
+    no_names = ("runs/debug", "model", "a/b/c", "/abs/model", "../me/model", ".", "runs")
+    assert all(hub_id(Path(name)) is None for name in no_names)
 
 
 _TOKENIZER = """
@@ -157,9 +157,9 @@ print(tokenizer.eot, tokenizer.begin_ids, tokenizer.encode_batch(["cats </s>"])[
 
 def test_a_tokenizer_of_the_hub_comes_with_all_that_decides_its_ids(hub, tmp_path):
     """Its end-of-document token is named by its token map alone; later it is read offline."""
-    own = Tokenizer(models.BPE({letter: i for i, letter in enumerate("</s> cat")}, []))
-    own.add_special_tokens(["<|endoftext|>", "</s>"])
-    files = {"tokenizer.json": own.to_str().encode(), "model.safetensors": b"not read"}
+    hf_tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate("</s> cat")}, []))
+    hf_tokenizer.add_special_tokens(["<|endoftext|>", "</s>"])
+    files = {"tokenizer.json": hf_tokenizer.to_str().encode(), "model.safetensors": b"not read"}
     files["special_tokens_map.json"] = b'{"eos_token": "</s>"}'
     hub.repos["me/letters"] = files
     environment = process_env(**hub.environment(), HF_HOME=str(tmp_path), HF_TOKEN="")
@@ -170,8 +170,8 @@ def test_a_tokenizer_of_the_hub_comes_with_all_that_decides_its_ids(hub, tmp_pat
             capture_output=True, text=True, check=False, env=environment | extra,
         )  # fmt: skip
 
-    ids = [*own.encode("cats ").ids, 0, 1, 2, 3]  # spelt out, it is text
-    expected = f"</s> [{own.token_to_id('</s>')}] {ids}\n"
+    ids = [*hf_tokenizer.encode("cats ").ids, 0, 1, 2, 3]  # spelt out, it is text
+    expected = f"</s> [{hf_tokenizer.token_to_id('</s>')}] {ids}\n"
     for extra in ({}, {"HF_HUB_OFFLINE": "1"}):
         result = load(**extra)
         assert result.stdout == expected, result.stderr

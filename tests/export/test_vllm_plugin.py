@@ -16,15 +16,17 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point(monkeypatch):
-    [own] = [e for e in entry_points(group="vllm.general_plugins") if e.name == "sparsellm"]
-    assert own.load() is vllm_plugin.register
-    found: dict[str, str] = {}
+    [entry_point] = [e for e in entry_points(group="vllm.general_plugins") if e.name == "sparsellm"]
+    assert entry_point.load() is vllm_plugin.register
+    registered: dict[str, str] = {}
     vllm = ModuleType("vllm")
     vllm.ModelRegistry = ModuleType("registry")
-    vllm.ModelRegistry.register_model = found.__setitem__
+    vllm.ModelRegistry.register_model = registered.__setitem__
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     vllm_plugin.register()
-    assert found == {"SparseLlamaForCausalLM": "sparsellm.export.vllm_model:SparseLlamaForCausalLM"}
+    assert registered == {
+        "SparseLlamaForCausalLM": "sparsellm.export.vllm_model:SparseLlamaForCausalLM"
+    }
 
 
 @pytest.mark.slow
@@ -67,11 +69,11 @@ def test_vllm_computes_the_logits_of_transformers(activation, eager, ranks, tmp_
     )
     [answer] = engine.generate({"prompt_token_ids": PROMPT}, options)
     with torch.no_grad():
-        wanted = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+        expected = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
         greedy = model.generate(torch.tensor([PROMPT]), max_new_tokens=8, min_new_tokens=8)
-    found = [
+    log_probabilities = [
         [by_token[token].logprob for token in range(config.vocab_size)]
         for by_token in answer.prompt_logprobs[1:]
     ]
-    torch.testing.assert_close(torch.tensor(found), wanted[:-1], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(torch.tensor(log_probabilities), expected[:-1], atol=1e-3, rtol=1e-3)
     assert list(answer.outputs[0].token_ids) == greedy[0, len(PROMPT) :].tolist()

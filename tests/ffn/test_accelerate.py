@@ -104,13 +104,13 @@ def check_decoding_and_training(model, tokens):
     plain = copy.deepcopy(model)
     assert len(sparsellm.accelerate(model, kernels="sparse").accelerated) == 2
     with torch.inference_mode():
-        found, cache = [], None
+        logits, cache = [], None
         for token in tokens.split(1, dim=1):
             out = model(token, past_key_values=cache, use_cache=True)
-            found.append(out.logits)
+            logits.append(out.logits)
             cache = out.past_key_values
         expected = plain(tokens).logits
-        torch.testing.assert_close(torch.cat(found, 1), expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=2e-2, atol=2e-2)
     for each in (model, plain):
         optimizer = torch.optim.SGD(each.train().parameters(), lr=1.0)
         each(tokens, labels=tokens).loss.backward()
@@ -138,16 +138,16 @@ def test_our_model_and_compile(tiny):
 @pytest.fixture
 def orders(monkeypatch):
     """The order that each FFN is called in; 30 tokens are enough for one."""
-    seen = []
+    recorded = []
 
     def spy(x_MK, w, handle, token_M):
-        seen.append(token_M)
+        recorded.append(token_M)
         return sparse_ffn(x_MK, w, handle, token_M)
 
     monkeypatch.setattr(replace, "sparse_ffn", spy)
     monkeypatch.setattr("sparsellm.ffn.token_order.MIN_TOKENS", 30)
     monkeypatch.setattr(replace, "FEW_TOKENS", 0)
-    return seen
+    return recorded
 
 
 @torch.inference_mode()
@@ -202,8 +202,8 @@ def test_token_order_under_compile(monkeypatch):
     sparsellm.accelerate(model, token_order="auto")
     compiled = torch.compile(model, backend="eager")
     for _ in range(2):
-        found = compiled(TOKENS, use_cache=False).logits
-        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+        logits = compiled(TOKENS, use_cache=False).logits
+        torch.testing.assert_close(logits, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_what_cannot_be_served_is_named_and_left_alone():
@@ -212,8 +212,8 @@ def test_what_cannot_be_served_is_named_and_left_alone():
     assert done.left_alone["model.layers.1.mlp"] == (
         "its activation is SiLUActivation, not ReLU or ReLU²"
     )
-    told = "left alone: model.layers.0.mlp and 1 more: its activation is SiLUActivation"
-    assert told in str(done)
+    message = "left alone: model.layers.0.mlp and 1 more: its activation is SiLUActivation"
+    assert message in str(done)
     fp32 = sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM).float())
     assert (
         "are torch.float32, not all torch.bfloat16 or all torch.float16"
@@ -318,9 +318,9 @@ def test_a_changed_weight_is_seen_by_the_next_call(change):
         model(TOKENS).logits.float().sum().backward()
         torch.optim.AdamW(model.parameters(), lr=0.1).step()
     with torch.no_grad():
-        found = model(TOKENS).logits
+        logits = model(TOKENS).logits
         sparsellm.restore(model)
-        torch.testing.assert_close(found, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(logits, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
 
 
 def test_accelerating_again_takes_the_new_weights():
@@ -330,9 +330,9 @@ def test_accelerating_again_takes_the_new_weights():
         for layer in model.model.layers:
             layer.mlp.down_proj.weight.data = -layer.mlp.down_proj.weight
         sparsellm.accelerate(model)
-        found = model(TOKENS).logits
+        logits = model(TOKENS).logits
         sparsellm.restore(model)
-        torch.testing.assert_close(found, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(logits, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("gated", [True, False])

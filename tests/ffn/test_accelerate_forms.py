@@ -215,15 +215,15 @@ def test_a_threshold_is_one_of_its_types_numbers():
             assert own_formulas(act, like) == [Formula(float(like), False, name)]
 
 
-@pytest.mark.parametrize(("loud", "taken"), [(50.0, True), (3e4, False)])
-def test_what_overflows_fp16_while_it_is_tried(loud, taken):
+@pytest.mark.parametrize(("loud", "is_accelerated"), [(50.0, True), (3e4, False)])
+def test_what_overflows_fp16_while_it_is_tried(loud, is_accelerated):
     mlp = _mlp(relu_gate).half()
     mlp.up_proj.weight.mul_(loud)
     mlp.down_proj.weight.mul_(loud)
     x = 10 * torch.randn(20, K).half()
     assert not mlp(x).isfinite().all()
     done = sparsellm.accelerate(mlp, kernels="sparse")
-    if taken:  # judged by the tokens that do not
+    if is_accelerated:  # judged by the tokens that do not
         assert done.accelerated == [""]
     else:
         assert done.left_alone[""] == "its forward overflows torch.float16 on every random token"
@@ -288,11 +288,11 @@ def test_families_with_biases_and_other_names(model_class, config, num_ffns):
     done = sparsellm.accelerate(model, kernels="sparse")
     assert len(done.accelerated) == num_ffns, str(done)
     assert not done.left_alone
-    found = model(**inputs).logits
+    logits = model(**inputs).logits
     scale = expected.float().abs().max()
-    torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=3e-2)
+    torch.testing.assert_close(logits / scale, expected / scale, rtol=0, atol=3e-2)
     other = copy.deepcopy(model)
-    assert torch.equal(other(**inputs).logits, found)
+    assert torch.equal(other(**inputs).logits, logits)
     assert list(model.state_dict()) == keys
     sparsellm.restore(model)
     assert torch.equal(model(**inputs).logits, expected)

@@ -47,8 +47,8 @@ def test_training_computes_its_formula_and_derivative(name, gated, format):
     torch.testing.assert_close((y, stats.l1_sum), (right_y, right_l1))
     assert torch.equal(stats.nnz_M, right_nnz)
     right = torch.autograd.grad(right_y.square().sum() + right_l1, parameters)
-    found = torch.autograd.grad(y.square().sum() + stats.l1_sum, parameters)
-    torch.testing.assert_close(found, right)
+    actual = torch.autograd.grad(y.square().sum() + stats.l1_sum, parameters)
+    torch.testing.assert_close(actual, right)
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -59,5 +59,5 @@ def test_inference_computes_its_formula(name, gated):
     ffn, x = ffn.bfloat16().eval(), x.bfloat16()
     assert sparsellm.accelerate(ffn, kernels="sparse").accelerated == [""]
     right = _by_formula(ffn.double(), x.double())[0]
-    found = ffn.bfloat16()(x).double()
-    assert (found - right).norm() < 1e-2 * right.norm()
+    actual = ffn.bfloat16()(x).double()
+    assert (actual - right).norm() < 1e-2 * right.norm()

@@ -145,7 +145,7 @@ def _cut(_, gate, up):
         ),
         (lambda: ShiftsTokens(relu_gate), "does not compute"),
         (lambda: Matrices(relu_gate), "does not compute"),
-        (lambda: GatedMLP(lambda *given: 1.01 * relu_gate(*given)), "differs by 1.00%"),
+        (lambda: GatedMLP(lambda *args: 1.01 * relu_gate(*args)), "differs by 1.00%"),
         (lambda: GatedMLP(_leaky), "does not compute"),
         (lambda: GatedMLP(_cut), "does not compute"),
         (RescaledLayer, "does more than up, activation, down in a row"),
@@ -198,23 +198,23 @@ def _linear_of_its_own(mlp):
         lambda mlp: setattr(mlp.act_fn, "threshold", 0.75),
         lambda mlp: setattr(mlp, "act_fn", nn.Identity()),
         lambda mlp: setattr(mlp, "formula", lambda _, gate, up: gate + up),
-        lambda mlp: mlp.up_proj.register_forward_hook(lambda _, given, found: -found),
-        lambda mlp: mlp.act_fn.register_forward_pre_hook(lambda _, given: (-given[0],)),
+        lambda mlp: mlp.up_proj.register_forward_hook(lambda _, args, actual: -actual),
+        lambda mlp: mlp.act_fn.register_forward_pre_hook(lambda _, args: (-args[0],)),
     ],
 )
 @torch.no_grad()
 def test_what_changes_after_it_was_taken_is_followed(change):
     mlp, x = _mlp(relu_gate, activation=FATReLU(0.25)), _tokens(2, 20)
-    taken = mlp(x)
+    accelerated = mlp(x)
     assert sparsellm.accelerate(mlp, kernels="sparse").accelerated == [""]
     mlp(x)
     change(mlp)
     twin = copy.deepcopy(mlp)
-    found = mlp(x), twin(x)
-    for module, y in zip((mlp, twin), found, strict=True):
+    actual = mlp(x), twin(x)
+    for module, y in zip((mlp, twin), actual, strict=True):
         sparsellm.restore(module)
         torch.testing.assert_close(y, module(x), rtol=2e-2, atol=2e-2)
-    assert (found[0] - taken).norm() > 0.1 * taken.norm()
+    assert (actual[0] - accelerated).norm() > 0.1 * accelerated.norm()
 
 
 @pytest.mark.parametrize("change", ["fc1", "activation_fn", "hook"])
@@ -222,18 +222,18 @@ def test_what_changes_in_a_layer_is_followed(change):
     torch.manual_seed(0)
     model = OPTForCausalLM(OPTConfig(**OPT)).bfloat16().eval().requires_grad_(False)
     layer, x = model.model.decoder.layers[0], 5 * _tokens(2, 9)
-    taken = layer(x)
+    accelerated = layer(x)
     assert len(sparsellm.accelerate(model, kernels="sparse").accelerated) == 2
     if change == "fc1":
         layer.fc1 = Adapted().bfloat16().requires_grad_(False)
     elif change == "activation_fn":
         layer.activation_fn = nn.Identity()
     else:
-        layer.fc1.register_forward_hook(lambda _, given, found: -found)
-    found = layer(x)
+        layer.fc1.register_forward_hook(lambda _, args, actual: -actual)
+    actual = layer(x)
     sparsellm.restore(model)
-    torch.testing.assert_close(found, layer(x), rtol=2e-2, atol=2e-2)
-    assert not torch.equal(found, taken)
+    torch.testing.assert_close(actual, layer(x), rtol=2e-2, atol=2e-2)
+    assert not torch.equal(actual, accelerated)
 
 
 class DropsActivations(GatedMLP):
@@ -247,17 +247,19 @@ def test_what_a_training_module_does_more_is_done():
     assert "sparse_ffn" in _operators(mlp, x)
     mlp.train()
     torch.manual_seed(1)
-    found = mlp(x)
+    actual = mlp(x)
     assert "run their own forward until model.eval()" in str(sparsellm.accelerate(mlp))
     sparsellm.restore(mlp)
     torch.manual_seed(1)
-    assert torch.equal(found, mlp(x))
+    assert torch.equal(actual, mlp(x))
 
 
 def _gradients(model: nn.Module, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    found = model(*inputs)
-    (found if isinstance(found, torch.Tensor) else found.logits).float().square().sum().backward()
+    actual = model(*inputs)
+    (
+        actual if isinstance(actual, torch.Tensor) else actual.logits
+    ).float().square().sum().backward()
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -268,9 +270,9 @@ def test_one_trainable_tensor_of_an_ffn_has_its_gradient(part, kind):
     mlp.get_submodule(part).get_parameter(kind).requires_grad_()
     right = _gradients(mlp, x)
     assert sparsellm.accelerate(mlp).accelerated == [""]
-    found = _gradients(mlp, x)
-    assert list(found) == list(right) == [f"{part}.{kind}"]
-    assert torch.equal(found[f"{part}.{kind}"], right[f"{part}.{kind}"])
+    actual = _gradients(mlp, x)
+    assert list(actual) == list(right) == [f"{part}.{kind}"]
+    assert torch.equal(actual[f"{part}.{kind}"], right[f"{part}.{kind}"])
 
 
 def test_one_trainable_matrix_in_a_layer_has_its_gradient():
@@ -279,8 +281,8 @@ def test_one_trainable_matrix_in_a_layer_has_its_gradient():
     trained = model.model.decoder.layers[0].fc2.weight.requires_grad_()
     right = _gradients(model, TOKENS)
     assert len(sparsellm.accelerate(model).accelerated) == 2
-    found = _gradients(model, TOKENS)
-    assert len(found) == 1
+    actual = _gradients(model, TOKENS)
+    assert len(actual) == 1
     assert torch.equal(trained.grad, next(iter(right.values())))
 
 

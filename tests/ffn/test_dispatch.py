@@ -94,9 +94,9 @@ def test_asking_whether_it_stays_dense_counts_as_a_call():
     def asked() -> str:
         return "dense" if one.stays_dense(4096) else one.choose(4096, lambda: COSTS)
 
-    found = [asked() for _ in range(100)]
-    assert found == _calls(other, 100)
-    assert 0 < found.count("sparse") < 5
+    answers = [asked() for _ in range(100)]
+    assert answers == _calls(other, 100)
+    assert 0 < answers.count("sparse") < 5
     _observe(one, 10)
     assert not one.stays_dense(4096)
     assert Dispatch("dense", pinned=False).stays_dense(8) is False

@@ -44,14 +44,16 @@ def test_twell_holds_each_rows_non_zeros_tile_by_tile(shape, density, seed):
     assert word.dtype == torch.int32
     for row in range(m):
         for tile in range(tiles):
-            own = gate[row, 256 * tile : 256 * (tile + 1)]
-            neurons = own.nonzero().flatten().tolist()
-            found = [w & 0xFFFFFFFF for w in word[row, tile].tolist()]
-            assert found[0] == len(neurons)
-            kept = neurons[: width - 1]
-            assert [w & 0xFFFF for w in found[1 : len(kept) + 1]] == [256 * tile + i for i in kept]
-            bits = own[kept].view(torch.int16).int() & 0xFFFF
-            assert [w >> 16 for w in found[1 : len(kept) + 1]] == bits.tolist()
+            tile_values = gate[row, 256 * tile : 256 * (tile + 1)]
+            neurons = tile_values.nonzero().flatten().tolist()
+            words = [w & 0xFFFFFFFF for w in word[row, tile].tolist()]
+            assert words[0] == len(neurons)
+            stored = neurons[: width - 1]
+            assert [w & 0xFFFF for w in words[1 : len(stored) + 1]] == [
+                256 * tile + i for i in stored
+            ]
+            bits = tile_values[stored].view(torch.int16).int() & 0xFFFF
+            assert [w >> 16 for w in words[1 : len(stored) + 1]] == bits.tolist()
     values, count = unpack_twell(word, n)
     overflows = twell_overflows(word)
     assert overflows.tolist() == [bool((row >= width).any()) for row in count]
@@ -138,8 +140,8 @@ def test_the_hybrid_format_puts_each_row_where_it_belongs(case):
         assert int(saved.heavy[row // 32]) >> row % 32 & 1 == (row in heavy)
     assert saved.row[: saved.num_heavy].tolist() == heavy
     assert int(saved.recomputed) == max(len(heavy) - backup_rows, 0)
-    for found, memory in zip(saved, empty_hybrid(x, n, case.room, gated=case.gated), strict=True):
-        assert (found.shape, found.dtype) == (memory.shape, memory.dtype)
+    for tensor, memory in zip(saved, empty_hybrid(x, n, case.room, gated=case.gated), strict=True):
+        assert (tensor.shape, tensor.dtype) == (memory.shape, memory.dtype)
     for slot, row in enumerate(heavy[:backup_rows]):
         assert torch.equal(saved.backup_up[slot], up[row])
         assert gate is None or torch.equal(saved.backup_gate[slot], gate[row])
@@ -147,8 +149,8 @@ def test_the_hybrid_format_puts_each_row_where_it_belongs(case):
     light[heavy] = False
     assert torch.equal(on_neurons(saved.gate, saved, n)[light], pattern[light])
     for block in range(-(-m // 64)):
-        own = slice(64 * block, 64 * (block + 1))
-        active = (pattern[own][light[own]] != 0).sum(0)
+        block_rows = slice(64 * block, 64 * (block + 1))
+        active = (pattern[block_rows][light[block_rows]] != 0).sum(0)
         assert torch.equal(saved.table[block].long(), active)
 
 
@@ -160,20 +162,20 @@ def test_forward_and_backward_whatever_overflows(case):
     token = torch.randperm(len(x), generator=torch.Generator().manual_seed(case.seed)).int()
     inputs = [x, *(t for t in w[:3] if t is not None)]
     leaves = [t.clone().requires_grad_() for t in inputs]
-    given_w = iter(leaves[1:])
-    own = FFNWeights(*(None if t is None else next(given_w) for t in w[:3]))
-    gate, up = activations(leaves[0], own)
+    leaf = iter(leaves[1:])
+    weights = FFNWeights(*(None if t is None else next(leaf) for t in w[:3]))
+    gate, up = activations(leaves[0], weights)
     h = up if gate is None else gate * up
-    y = torch.nn.functional.linear(h, own.down_KN)
+    y = torch.nn.functional.linear(h, weights.down_KN)
     d_l1 = torch.tensor(0.3, dtype=torch.float64)
     expected = torch.autograd.grad((y * dy[token]).sum() + d_l1 * h.abs().sum(), leaves)
 
-    found_y, stats, saved = FORMATS["twell"].forward(x, w, case.room, token)
-    torch.testing.assert_close(found_y[token.long()], y.detach())
+    actual_y, stats, saved = FORMATS["twell"].forward(x, w, case.room, token)
+    torch.testing.assert_close(actual_y[token.long()], y.detach())
     assert float(stats.l1_sum) == pytest.approx(float(h.detach().abs().sum()))
-    given = BackwardInputs(dy, d_l1, x, w, saved, token)
+    for_backward = BackwardInputs(dy, d_l1, x, w, saved, token)
     out = MatrixGradients.empty(w, torch.float64)
-    dx = FORMATS["twell"].backward(given, out, adds=False)
-    found = (dx, out.gate_NK, out.up_NK, out.down_NK.t())
-    for one, other in zip((g for g in found if g is not None), expected, strict=True):
+    dx = FORMATS["twell"].backward(for_backward, out, adds=False)
+    gradients = (dx, out.gate_NK, out.up_NK, out.down_NK.t())
+    for one, other in zip((g for g in gradients if g is not None), expected, strict=True):
         torch.testing.assert_close(one, other)

@@ -64,24 +64,24 @@ def test_a_number_is_off_by_a_sixteenth_at_most_whatever_the_scale_and_the_outli
     x[2, 7] *= outlier
     x[2, 7] += outlier * 2.0**exponent
     rows = quantised_rows(x)
-    found, largest = dequantised(rows), x.abs().amax(1, keepdim=True)
+    actual, largest = dequantised(rows), x.abs().amax(1, keepdim=True)
     assert rows.values_MK.float().abs().amax(1).eq(448).all()
     normal = x.abs() >= largest / 28_672  # below it, e4m3 has fewer digits
-    assert ((found - x).abs() <= x.abs() / 16 * 1.00001)[normal].all()
-    assert ((found - x).abs() <= largest / 448 * 2**-10 * 1.00001)[~normal].all()
+    assert ((actual - x).abs() <= x.abs() / 16 * 1.00001)[normal].all()
+    assert ((actual - x).abs() <= largest / 448 * 2**-10 * 1.00001)[~normal].all()
     assert normal[[0, 1, 3, 4]].float().mean() > 0.98  # the outlier of row 2 costs others nothing
 
 
 def test_zeros_stay_zeros_and_what_is_not_finite_makes_its_row_nan():
     x = matrix(4, 16)
     x[0], x[1, 3], x[2, 5] = 0, float("inf"), float("nan")
-    found = dequantised(quantised_rows(x))
-    assert (found[0] == 0).all()
-    assert found[1:3].isnan().all()
-    assert found[3].isfinite().all()
+    actual = dequantised(quantised_rows(x))
+    assert (actual[0] == 0).all()
+    assert actual[1:3].isnan().all()
+    assert actual[3].isfinite().all()
     memory = QuantisedRows(torch.empty(4, 16, dtype=E4M3), torch.full((4,), -1.0))
     quantise_into(memory, x)
-    assert torch.equal(dequantised(memory)[[0, 3]], found[[0, 3]])
+    assert torch.equal(dequantised(memory)[[0, 3]], actual[[0, 3]])
     assert dequantised(memory)[1:3].isnan().all()
 
 
@@ -139,8 +139,8 @@ def test_a_sparse_ffn_computes_pattern_and_values_of_its_gate_in_fp8(format, gat
     )
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
     assert stats.nnz_M.tolist() == (product > 0).sum(1).tolist()
-    for found, wanted in zip([x, *module.parameters()], grads, strict=True):
-        torch.testing.assert_close(found.grad, wanted, rtol=1e-4, atol=1e-4)
+    for actual, gradient in zip([x, *module.parameters()], grads, strict=True):
+        torch.testing.assert_close(actual.grad, gradient, rtol=1e-4, atol=1e-4)
 
 
 def test_what_a_step_shares_changes_no_bit():

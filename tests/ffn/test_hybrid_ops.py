@@ -47,8 +47,8 @@ def test_gradients_of_output_and_l1_in_float64(gated, backup_rows):
 
     def run(*tensors):
         rest = iter(tensors[1:])
-        own = FFNWeights(*(None if t is None else next(rest) for t in w[:3]))
-        y, stats = hybrid_ffn(tensors[0], own, 20, backup_rows)
+        weights = FFNWeights(*(None if t is None else next(rest) for t in w[:3]))
+        y, stats = hybrid_ffn(tensors[0], weights, 20, backup_rows)
         return y, stats.l1_sum
 
     assert gradcheck(run, leaves_of(x, w)[0])
@@ -62,16 +62,16 @@ def test_computes_what_the_union_format_computes(gated, dtype):
     order = TokenOrder(
         token, torch.empty(150, dtype=torch.int64).scatter_(0, token.long(), torch.arange(150))
     )
-    found = []
+    outcomes = []
     for run in (
         lambda x, w: sparse_ffn_training(x, w, 3 * 96, order),
         lambda x, w: hybrid_ffn(x, w, 40, 8, order),
     ):
-        inputs, own = leaves_of(x, w)
-        y, stats = run(inputs[0], own)
+        inputs, weights = leaves_of(x, w)
+        y, stats = run(inputs[0], weights)
         grads = torch.autograd.grad((y, stats.l1_sum), inputs, (torch.ones_like(y), stats.l1_sum))
-        found.append((y, stats, grads))
-    (y, stats, grads), (other_y, other_stats, other_grads) = found
+        outcomes.append((y, stats, grads))
+    (y, stats, grads), (other_y, other_stats, other_grads) = outcomes
     assert torch.equal(y, other_y)
     assert all(torch.equal(a, b) for a, b in zip(stats[:4], other_stats[:4], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(grads, other_grads, strict=True))
@@ -82,13 +82,13 @@ def test_computes_what_the_union_format_computes(gated, dtype):
 
 def test_adds_to_the_sums_of_a_step():
     x, w = problem(70, 16, 96, gated=True, dtype=torch.float32)
-    inputs, own = leaves_of(x, w)
-    y, _ = hybrid_ffn(inputs[0], own, 40, 128)
+    inputs, ffn_weights = leaves_of(x, w)
+    y, _ = hybrid_ffn(inputs[0], ffn_weights, 40, 128)
     expected = torch.autograd.grad(y.sum(), inputs)
     sums = MatrixGradients(*(torch.ones(96, 16) for _ in range(3)))
     weights = w._replace(down_NK=w.down_KN.t().contiguous())
-    inputs, own = leaves_of(x, w)
-    y, _ = hybrid_ffn(inputs[0], own, 40, 128, None, StepShared(weights, sums))
+    inputs, ffn_weights = leaves_of(x, w)
+    y, _ = hybrid_ffn(inputs[0], ffn_weights, 40, 128, None, StepShared(weights, sums))
     y.sum().backward()
     torch.testing.assert_close(inputs[0].grad, expected[0])
     torch.testing.assert_close(sums.gate_NK, expected[1] + 1)

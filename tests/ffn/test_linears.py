@@ -35,19 +35,19 @@ def _in_e4m3(x, weight):
 def test_attention_and_the_logits_are_computed_in_fp8_from_65_tokens_on(model):
     layer = model.get_submodule(LAYER)
     x = torch.randn(2, 65, 64).bfloat16()
-    own = F.linear(x, layer.weight)
+    exact = F.linear(x, layer.weight)
     done = sparsellm.accelerate(model, precision="fp8")
     attention = [f"model.layers.{i}.self_attn.{k}_proj" for i in range(2) for k in "qkvo"]
     assert sorted(done.linears) == sorted([*attention, "lm_head"])
     assert str(done).startswith("2 FFNs accelerated and 9 linear layers in FP8")
     with torch.no_grad():
-        expected = _in_e4m3(x.flatten(0, 1), layer.weight).view_as(own)
+        expected = _in_e4m3(x.flatten(0, 1), layer.weight).view_as(exact)
         torch.testing.assert_close(layer(x).float(), expected, rtol=2**-8, atol=1e-4)
-        assert not torch.equal(layer(x), own)
-        assert torch.equal(layer(x[:1, :64]), own[:1, :64])
-    assert torch.equal(layer(x), own)  # with a gradient
+        assert not torch.equal(layer(x), exact)
+        assert torch.equal(layer(x[:1, :64]), exact[:1, :64])
+    assert torch.equal(layer(x), exact)  # with a gradient
     sparsellm.restore(model)
-    assert torch.equal(layer(x), own)
+    assert torch.equal(layer(x), exact)
     assert not layer._buffers
 
 

@@ -125,8 +125,8 @@ def test_columns_block_by_block_and_back(shape, density, gated, seed):
     gate, up = torch.where(active, gate, 0), torch.randn(m, n, generator=generator)
     expected = []  # (block, neuron), as the format says it
     for block in range(-(-m // 64)):
-        own = active[64 * block : 64 * (block + 1)]
-        expected += [(block, neuron) for neuron in range(n) if own[:, neuron].any()]
+        block_active = active[64 * block : 64 * (block + 1)]
+        expected += [(block, neuron) for neuron in range(n) if block_active[:, neuron].any()]
     columns = columns_of(gate if gated else None, up if gated else gate, len(expected) + 3)
     pattern = columns.gate if gated else columns.up
     starts = [sum(block < b for block, _ in expected) for b in range(-(-m // 64) + 1)]
@@ -134,21 +134,23 @@ def test_columns_block_by_block_and_back(shape, density, gated, seed):
     assert columns.neuron.tolist() == [neuron for _, neuron in expected] + [0] * 3
     for column, (block, neuron) in enumerate(expected):
         for place, token in enumerate(64 * block + t for t in TOKEN_AT):
-            found = pattern[column, place]
-            assert found == (gate[token, neuron] if token < m else 0)
+            values = pattern[column, place]
+            assert values == (gate[token, neuron] if token < m else 0)
             active = int(columns.mask[column]) >> token % 64 & 1
             assert active == (token < m and bool(active[token, neuron]))
     assert torch.equal(dense_of(columns, pattern, m, n), gate)
     if gated:
-        member = torch.cat([own.any(0).expand_as(own) for own in active.split(64)])
+        member = torch.cat(
+            [block_active.any(0).expand_as(block_active) for block_active in active.split(64)]
+        )
         assert torch.equal(dense_of(columns, columns.up, m, n), torch.where(member, up, 0))
     else:
         assert columns.gate.shape == (0, 64)
     for capacity in (len(expected) // 2, (len(starts) - 1) * n):
         stored = columns_of(gate if gated else None, up, capacity)
         memory = empty_columns(gate[:, :0], n, Room(capacity), gated=gated)
-        for found, empty in zip(stored, memory, strict=True):
-            assert (found.shape, found.dtype) == (empty.shape, empty.dtype)
+        for values, empty in zip(stored, memory, strict=True):
+            assert (values.shape, values.dtype) == (empty.shape, empty.dtype)
     small = columns_of(gate, up, len(expected) // 2)
     assert torch.equal(small.offset, columns.offset)
     assert small.neuron.tolist() == columns.neuron.tolist()[: len(expected) // 2]

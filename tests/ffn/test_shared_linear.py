@@ -25,7 +25,7 @@ def _linear():
 def _step(linear, compute, dtype, *, shares=True):
     """Outputs, gradients of x, and the gradient of the weight after several micro-batches."""
     torch.manual_seed(1)
-    found = []
+    tensors = []
     if shares:
         fills = Fills()
         linear.begin_step(dtype, accumulate=True, fills=fills)
@@ -37,20 +37,20 @@ def _step(linear, compute, dtype, *, shares=True):
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             y = compute(x)
         (y * dy).sum().backward()
-        found += [y.detach(), x.grad]
+        tensors += [y.detach(), x.grad]
     linear.end_step()
     assert linear.ready is linear.sum_NK is None
     gradient, linear.weight.grad = linear.weight.grad.clone(), None
-    return found, gradient
+    return tensors, gradient
 
 
 def test_sums_of_bf16_products_are_not_rounded_to_bf16():
     linear = _linear()
     _, exact = _step(linear, linear, torch.float32, shares=False)
     usual, rounded = _step(linear, linear, torch.bfloat16, shares=False)
-    found, gradient = _step(linear, linear, torch.bfloat16)
-    for own, other in zip(found, usual, strict=True):
-        assert torch.equal(own, other)  # the same casts and products
+    actual, gradient = _step(linear, linear, torch.bfloat16)
+    for tensor, other in zip(actual, usual, strict=True):
+        assert torch.equal(tensor, other)  # the same casts and products
     assert gradient.dtype == torch.float32
     assert (gradient - rounded).norm() < 0.01 * exact.norm()
     assert (gradient - exact).norm() < (rounded - exact).norm()
@@ -60,11 +60,11 @@ def test_sums_of_bf16_products_are_not_rounded_to_bf16():
 def test_a_product_is_added(dtype):
     total = torch.float64 if dtype == torch.float64 else torch.float32
     before, dy, x = torch.randn(5, 3, dtype=total), torch.randn(7, 5).to(dtype), torch.randn(7, 3)
-    x, found = x.to(dtype), before.clone()
-    torch.ops.sparsellm.add_weight_gradient(found, dy, x)
+    x, actual = x.to(dtype), before.clone()
+    torch.ops.sparsellm.add_weight_gradient(actual, dy, x)
     exact = before.double() + dy.double().t() @ x.double()
     tolerance = 1e-12 if total == torch.float64 else 1e-5
-    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual.double(), exact, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("accumulates", [True, False])
@@ -75,10 +75,10 @@ def test_operators_say_what_they_return_and_overwrite(accumulates):
     # The gradient that goes to the sum is none of autograd's, which the last of the checks wants.
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     checks += [] if accumulates else ["test_aot_dispatch_dynamic"]
-    given = (x, weight, [weight.detach()], total)
-    torch.library.opcheck(operators.shared_linear.default, given, test_utils=checks)
-    given = (torch.zeros(6, 8), torch.randn(9, 6), torch.randn(9, 8))
-    torch.library.opcheck(operators.add_weight_gradient.default, given)
+    arguments = (x, weight, [weight.detach()], total)
+    torch.library.opcheck(operators.shared_linear.default, arguments, test_utils=checks)
+    arguments = (torch.zeros(6, 8), torch.randn(9, 6), torch.randn(9, 8))
+    torch.library.opcheck(operators.add_weight_gradient.default, arguments)
 
 
 @pytest.mark.slow
@@ -96,9 +96,9 @@ def test_compiled_it_is_two_graphs_however_many_the_steps_and_layers(dtype):
             _, right = _step(linear, linear, dtype, shares=False)
             linear.weight.grad = torch.zeros(2 * N, K)[N:]  # a part of a larger storage
             compiled = torch.compile(linear.forward, fullgraph=True, backend=inductor)
-            _, found = _step(linear, compiled, dtype)
+            _, actual = _step(linear, compiled, dtype)
             tolerance = 1e-5 if dtype == torch.float32 else 0.01
-            assert (found - right).norm() < tolerance * right.norm()
+            assert (actual - right).norm() < tolerance * right.norm()
     assert len(graphs) == 2  # with a sum, and the last micro-batch's
 
 

@@ -96,8 +96,8 @@ def test_gradients_are_those_of_autograd(kernels, gated, views):
     expected, ffn = _ffn(gated, kernels), _ffn(gated, kernels)
     if views:  # they persist, and must stay the same tensors
         flat = _views_of_one_storage(ffn)
-    found = _step(ffn, _compute(ffn), shares=True)
-    torch.testing.assert_close(found, _step(expected, _compute(expected), shares=False))
+    actual = _step(ffn, _compute(ffn), shares=True)
+    torch.testing.assert_close(actual, _step(expected, _compute(expected), shares=False))
     if views:
         assert all(p.grad.untyped_storage().data_ptr() == flat.data_ptr() for p in ffn.parameters())
 
@@ -146,8 +146,8 @@ def test_ddp_may_lay_out_its_buckets_anew_within_a_step(kernels):
         after = [p.grad.data_ptr() for p in ffn.parameters()]
         moved = before not in ([], after)
         _step(expected, _compute(expected), shares=False)
-        found, right = ([p.grad for p in f.parameters()] for f in (ffn, expected))
-        torch.testing.assert_close(found, right)
+        actual, right = ([p.grad for p in f.parameters()] for f in (ffn, expected))
+        torch.testing.assert_close(actual, right)
         for p in (*ffn.parameters(), *expected.parameters()):
             p.grad.zero_()
         if moved:
@@ -164,16 +164,16 @@ def test_under_checkpointing_and_in_an_order_of_the_tokens(kernels):
     def recomputed(x, shared):
         return checkpoint(_compute(ffn, order), x, shared, use_reentrant=False)
 
-    found = _step(ffn, recomputed, shares=True)
-    torch.testing.assert_close(found, _step(expected, _compute(expected, order), shares=False))
+    actual = _step(ffn, recomputed, shares=True)
+    torch.testing.assert_close(actual, _step(expected, _compute(expected, order), shares=False))
 
 
 @pytest.mark.slow
 def test_compiled():
     expected, ffn = _ffn(True), _ffn(True)
     compiled = torch.compile(ffn.compute, fullgraph=True)
-    found = _step(ffn, lambda x, shared: compiled(x, CAPACITY, None, shared), shares=True)
-    torch.testing.assert_close(found, _step(expected, _compute(expected), shares=False))
+    actual = _step(ffn, lambda x, shared: compiled(x, CAPACITY, None, shared), shares=True)
+    torch.testing.assert_close(actual, _step(expected, _compute(expected), shares=False))
 
 
 def test_a_dense_layer_shares_only_where_asked_and_one_micro_batch_no_sums():
@@ -201,11 +201,11 @@ def test_weights_for_kernels_are_contiguous_and_w_down_is_transposed():
     gate_NK, up_NK, down_KN = torch.randn(N, K), torch.randn(K, N).t(), torch.randn(K, N)
     w = FFNWeights(gate_NK, up_NK, down_KN)
     fills = Fills()
-    found = kernel_weights(w, torch.bfloat16, fills)
+    actual = kernel_weights(w, torch.bfloat16, fills)
     fills.fill()
-    assert found.quantised is None
-    ready = (found.gate_NK, found.up_NK, found.down_NK)
+    assert actual.quantised is None
+    ready = (actual.gate_NK, actual.up_NK, actual.down_NK)
     assert all(t.is_contiguous() for t in ready)
-    assert torch.equal(found.down_KN, found.down_NK.t())
-    for own, parameter in zip(ready, (gate_NK, up_NK, down_KN.t()), strict=True):
-        assert torch.equal(own, parameter.bfloat16())
+    assert torch.equal(actual.down_KN, actual.down_NK.t())
+    for tensor, parameter in zip(ready, (gate_NK, up_NK, down_KN.t()), strict=True):
+        assert torch.equal(tensor, parameter.bfloat16())

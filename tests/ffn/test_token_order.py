@@ -45,10 +45,10 @@ def test_in_order_and_its_gradient(compiled):
     order = token_order(_ids(), 50)
     x_MK = torch.randn(300, 4, requires_grad=True)
     run = torch.compile(in_order, backend="aot_eager", fullgraph=True) if compiled else in_order
-    found = run(x_MK, order)
-    assert torch.equal(found, x_MK[order.token_M])
+    actual = run(x_MK, order)
+    assert torch.equal(actual, x_MK[order.token_M])
     d_MK = torch.randn(300, 4)
-    (gradient,) = torch.autograd.grad(found, x_MK, d_MK)
+    (gradient,) = torch.autograd.grad(actual, x_MK, d_MK)
     assert torch.equal(gradient[order.token_M], d_MK)
 
 
@@ -64,9 +64,9 @@ def test_the_module_computes_the_same_in_any_order(gated, capacity):
         ffn.pattern_weight[:, 0] = -0.4  # few fire
     order = token_order(_ids(), 50)
     outcomes = []
-    for given in (None, order):
+    for chosen_order in (None, order):
         x = x_BTK.clone().requires_grad_()
-        y_BTK, stats = ffn.compute(x, capacity, given)
+        y_BTK, stats = ffn.compute(x, capacity, chosen_order)
         weights = [x, *ffn.parameters()]
         loss = (y_BTK * torch.linspace(-1, 1, 300).view(3, 100, 1)).sum() + 0.3 * stats.l1_sum
         outcomes.append((y_BTK, stats, torch.autograd.grad(loss, weights)))
@@ -77,7 +77,7 @@ def test_the_module_computes_the_same_in_any_order(gated, capacity):
     assert torch.equal(stats_ordered.nnz_M, stats.nnz_M)
     assert torch.equal(stats_ordered.active_N, stats.active_N)
     gate_MN = F.relu(F.linear(x_BTK.view(300, 16), ffn.pattern_weight))
-    for token_M, own in ((torch.arange(300), stats), (order.token_M, stats_ordered)):
+    for token_M, stats_of in ((torch.arange(300), stats), (order.token_M, stats_ordered)):
         blocks = (gate_MN[token_M] != 0).split(64)
-        assert int(own.union_sum) == sum(int(block.any(0).sum()) for block in blocks)
+        assert int(stats_of.union_sum) == sum(int(block.any(0).sum()) for block in blocks)
     assert int(stats_ordered.union_sum) != int(stats.union_sum)

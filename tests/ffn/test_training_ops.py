@@ -65,9 +65,9 @@ def _assert_equal_to_dense(x_MK, w, capacity):
     assert int(stats.union_sum) == sum(int(block.any(0).sum()) for block in blocks)
     assert not any(t.requires_grad for t in (stats.nnz_M, stats.active_N, stats.union_sum))
     dy_MK = torch.randn(y_MK.shape, dtype=y_MK.dtype)
-    found = torch.autograd.grad((y_MK * dy_MK).sum() + 0.7 * stats.l1_sum, _present(x_MK, w))
+    actual = torch.autograd.grad((y_MK * dy_MK).sum() + 0.7 * stats.l1_sum, _present(x_MK, w))
     expected = torch.autograd.grad((expected_MK * dy_MK).sum() + 0.7 * l1, _present(x_MK, w))
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
     return int(stats.union_sum)
 
@@ -117,8 +117,8 @@ def test_operators_are_what_they_say(gated, capacity, ordered, format):
     torch.library.opcheck(operators.sparse_ffn_training.default, (*operands, *room))
     y_MK, l1_sum, *_, saved = operators.sparse_ffn_training(*operands, *room)
     detached = [t.detach() if torch.is_tensor(t) else t for t in operands]
-    given = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], format, "relu")
-    torch.library.opcheck(operators.sparse_ffn_backward.default, (*given, *detached))
+    arguments = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], format, "relu")
+    torch.library.opcheck(operators.sparse_ffn_backward.default, (*arguments, *detached))
 
 
 def test_half_of_the_loss_and_half_of_the_weights():
@@ -126,10 +126,10 @@ def test_half_of_the_loss_and_half_of_the_weights():
     y_MK, stats = sparse_ffn_training(x_MK, w, 32)
     expected_MK, l1, _ = _dense(x_MK, w)
     for one, other in ((y_MK.sum(), expected_MK.sum()), (stats.l1_sum, l1)):
-        found, expected = (
+        actual, expected = (
             torch.autograd.grad(sum_, w.up_NK, retain_graph=True) for sum_ in (one, other)
         )
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
     frozen = w._replace(gate_NK=w.gate_NK.detach(), down_KN=w.down_KN.detach())
     y_MK, stats = sparse_ffn_training(x_MK.detach(), frozen, 32)
     (y_MK.sum() + stats.l1_sum).backward()
@@ -151,9 +151,9 @@ def test_under_autocast_fp32_weights_have_unrounded_gradients():
     exact_w = FFNWeights(*exact)
     y_exact, l1, _ = _dense(exact_x, exact_w)
     expected = torch.autograd.grad(y_exact.square().sum() + l1, _present(exact_x, exact_w))
-    for found, other in zip(gradients, expected, strict=True):
-        assert found.dtype == torch.float32
-        assert float((found - other).norm() / other.norm()) < 0.01
+    for actual, other in zip(gradients, expected, strict=True):
+        assert actual.dtype == torch.float32
+        assert float((actual - other).norm() / other.norm()) < 0.01
     assert not torch.equal(gradients[2], gradients[2].bfloat16().float())
 
 
@@ -183,9 +183,9 @@ def test_compiled_whole_and_not_anew_for_every_capacity():
     expected = run(48)
     gradients = torch.autograd.grad(expected[0].sum() + expected[1], _present(x_MK, w))
     for capacity in (48, 40, 20, 10):
-        found = inductor(capacity)
-        torch.testing.assert_close(found, expected)
-        again = torch.autograd.grad(found[0].sum() + found[1], _present(x_MK, w))
+        actual = inductor(capacity)
+        torch.testing.assert_close(actual, expected)
+        again = torch.autograd.grad(actual[0].sum() + actual[1], _present(x_MK, w))
         torch.testing.assert_close(again, gradients)
         counted(capacity)
     assert len(graphs) == 2  # the first size, then any
@@ -207,8 +207,8 @@ def test_overflow_and_recomputation_change_no_bit():
         gradients = torch.autograd.grad(y_MK.square().sum() + stats.l1_sum, _present(x_MK, w))
         present = [t for t in stats if t is not None]
         outcomes.append((y_MK, *present, *gradients))
-    for plain, *others in zip(*outcomes, strict=True):
-        assert all(torch.equal(plain, other) for other in others)
+    for plain, *other_outcomes in zip(*outcomes, strict=True):
+        assert all(torch.equal(plain, other) for other in other_outcomes)
 
 
 @pytest.mark.parametrize(
@@ -279,11 +279,11 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
         assert {t.dtype for t in w if torch.is_tensor(t)} == {torch.bfloat16}
         return FORMATS["union"].forward(x_MK, w, room, token_M)
 
-    def backward(given, out, adds):
-        assert given.w.down_KN.t().is_contiguous()
+    def backward(inputs, out, adds):
+        assert inputs.w.down_KN.t().is_contiguous()
         assert {t.dtype for t in out if t is not None} == {torch.float32}
         assert not adds
-        return FORMATS["union"].backward(given, out, adds=adds)
+        return FORMATS["union"].backward(inputs, out, adds=adds)
 
     monkeypatch.setattr(union_training, "forward", forward)
     monkeypatch.setattr(union_training, "backward", backward)
@@ -305,8 +305,8 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     on_cpu = run()
     monkeypatch.setattr(training_ops, "runs_kernels", lambda x_MK: True)
     on_gpu = run()
-    for own, other in zip(on_gpu, on_cpu, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True))
+    for tensor, other in zip(on_gpu, on_cpu, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(tensor, other, strict=True))
     matrices = on_gpu[1][1 : 4 if gated else 3]
     assert all(a.is_contiguous() and a.dtype == torch.float32 for a in matrices)
 

@@ -16,12 +16,12 @@ from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES, GPUAr
 @pytest.fixture(params=ARCHITECTURES, ids=lambda architecture: architecture.name)
 def architecture(request: pytest.FixtureRequest) -> Iterator[GPUArchitecture]:
     """Each in turn, in place of what the GPU would choose."""
-    own: GPUArchitecture = request.param
+    param: GPUArchitecture = request.param
     need_kernels()
-    if not own.runs_on(torch.cuda.get_device_capability()):
-        pytest.skip(f"this GPU cannot run the kernels of {own.name}")
-    with forced(own.name):
-        yield own
+    if not param.runs_on(torch.cuda.get_device_capability()):
+        pytest.skip(f"this GPU cannot run the kernels of {param.name}")
+    with forced(param.name):
+        yield param
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,6 +37,6 @@ def _compiled() -> None:
     folders = {"common", *(a.folder for a in ARCHITECTURES if a.runs_on(capability))}
     by_file = {path: kernel for kernel, path in compile.sources().items()}
     kernels = [kernel for path, kernel in by_file.items() if path.parent.name in folders]
-    own = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    for kernel in kernels[own::processes]:
+    worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    for kernel in kernels[worker::processes]:
         compile.kernel_for(kernel, torch.empty(0, device="cuda"))

@@ -46,9 +46,9 @@ def main(name: str) -> None:
         for shape in ((200, 264, 776), (65, 72, 264), (1100, 72, 40), (200, 72, 1032)):
             train(*shape)
     folders = {"common", architecture.folder}
-    there = sum(path.parent.name in folders for path in compile.sources().values())
+    num_sources = sum(path.parent.name in folders for path in compile.sources().values())
     ran = compile.load.cache_info().currsize
-    assert ran >= there, f"{ran} kernels of {there} ran"
+    assert ran >= num_sources, f"{ran} kernels of {num_sources} ran"
     torch.cuda.synchronize()
     print("all kernels ran")
 

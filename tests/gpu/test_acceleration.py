@@ -27,8 +27,8 @@ def _on_gpu(config_class, model_class, options, element=torch.bfloat16):
     return _model(config_class, model_class, **options).to(element).cuda()
 
 
-def _error(found: torch.Tensor, right: torch.Tensor) -> float:
-    return float((found.double() - right.double()).norm() / right.double().norm())
+def _error(actual: torch.Tensor, right: torch.Tensor) -> float:
+    return float((actual.double() - right.double()).norm() / right.double().norm())
 
 
 @pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
@@ -66,10 +66,10 @@ def test_generate_with_a_cache_gives_the_same_text(element):
     options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(prompt, **options)
     done = sparsellm.accelerate(model, kernels="sparse")
-    found = model.generate(prompt, **options)
+    actual = model.generate(prompt, **options)
     assert len(done.accelerated) == 2
     # Ties may break another way once rounded; most of the text is the same.
-    assert (plain == found).double().mean() > 0.8
+    assert (plain == actual).double().mean() > 0.8
 
 
 @torch.inference_mode()
@@ -83,8 +83,8 @@ def test_under_torch_compile_whole_and_static():
         compiled = torch.compile(model, mode=mode, fullgraph=True)
         for _ in range(3):
             torch.compiler.cudagraph_mark_step_begin()
-            found = compiled(tokens, use_cache=False).logits
-            assert _error(found, eager) < 2e-2
+            actual = compiled(tokens, use_cache=False).logits
+            assert _error(actual, eager) < 2e-2
 
 
 def test_the_saved_model_is_plain_and_memory_holds_no_copy_of_w_down(tmp_path):
@@ -154,7 +154,7 @@ def test_opt_whose_ffn_is_part_of_its_layer():
     compiled = torch.compile(model)
     assert _error(compiled(tokens, use_cache=False).logits, eager) < 2e-2
     options = {"max_new_tokens": 24, "do_sample": False}
-    found = model.generate(tokens[:1], **options)
+    actual = model.generate(tokens[:1], **options)
     sparsellm.restore(model)
     # bf16 ties may break another way; most of the text is the same.
-    assert (model.generate(tokens[:1], **options) == found).double().mean() > 0.8
+    assert (model.generate(tokens[:1], **options) == actual).double().mean() > 0.8

@@ -56,9 +56,9 @@ def test_inference_equals_float64(name, element):
         dispatch = Dispatch(kernels, pinned=True, format=format)
         with poisoned():
             w = w._replace(down_NK=w.down_KN.t().contiguous())
-            found = sparse_ffn(x_MK, w, dispatch.handle)
+            actual = sparse_ffn(x_MK, w, dispatch.handle)
         most = 2e-2 + doubt(x_MK, w, right)
-        assert error(found, right) < most, f"case {case}: {m} × {k} × {n}, {kernels}, {format}"
+        assert error(actual, right) < most, f"case {case}: {m} × {k} × {n}, {kernels}, {format}"
 
 
 def test_training_on_unions_equals_float64(name):
@@ -68,29 +68,31 @@ def test_training_on_unions_equals_float64(name):
         m, k, n = shape(choose)
         x_MK, w = problem(m, k, n, choose)
         x_MK, w = without_biases(x_MK, w._replace(activation=name))
-        given = [x_MK, *(t for t in w[:3] if t is not None)]
-        leaves = [t.detach().requires_grad_() for t in given]
-        own = iter(leaves[1:])
-        of_leaves = w._replace(**{f: next(own) for f in w._fields[:3] if getattr(w, f) is not None})
+        inputs = [x_MK, *(t for t in w[:3] if t is not None)]
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        weights = iter(leaves[1:])
+        of_leaves = w._replace(
+            **{f: next(weights) for f in w._fields[:3] if getattr(w, f) is not None}
+        )
         worst = -(-m // 64) * n
         capacity = choose.choice([worst, worst // 20])  # which may overflow
         dy_MK = torch.randn_like(x_MK)
         with poisoned():
             y_MK, stats = sparse_ffn_training(leaves[0], of_leaves, capacity)
             loss = (y_MK.float() * dy_MK.float()).sum() + 0.3 * stats.l1_sum
-            found = torch.autograd.grad(loss, leaves)
+            actual = torch.autograd.grad(loss, leaves)
         union = FORMATS["union"]
         right_y, right_stats, saved = union.forward(x_MK.double(), _wide(w), Room(worst))
         d_l1 = torch.tensor(0.3, device=x_MK.device, dtype=torch.float64)
-        given = BackwardInputs(dy_MK.double(), d_l1, x_MK.double(), _wide(w), saved)
-        out = MatrixGradients.empty(given.w, torch.float64)
-        dx_MK = union.backward(given, out, adds=False)
+        inputs = BackwardInputs(dy_MK.double(), d_l1, x_MK.double(), _wide(w), saved)
+        out = MatrixGradients.empty(inputs.w, torch.float64)
+        dx_MK = union.backward(inputs, out, adds=False)
         right = (dx_MK, out.gate_NK, out.up_NK, out.down_NK.t())
         assert error(y_MK, right_y) < 2e-2, case
         assert float(stats.l1_sum) == pytest.approx(float(right_stats.l1_sum), rel=2e-2, abs=1e-3)
         most = 2e-2 + 8e-2 / max(int(right_stats.nnz_M.sum()), 1) ** 0.5
         gradients = [t for t in right if t is not None]
-        for index, (one, other) in enumerate(zip(found, gradients, strict=True)):
+        for index, (one, other) in enumerate(zip(actual, gradients, strict=True)):
             assert error(one, other) < most, f"case {case}: {m} × {k} × {n}, gradient {index}"
 
 
@@ -122,5 +124,5 @@ def test_fp8_computes_its_own_formula(name, format):
     w = w._replace(quantised=quantised_rows(gate_NK))
     dispatch = Dispatch("sparse", pinned=True, format=format)
     with poisoned():
-        found = sparse_ffn(x_MK, w, dispatch.handle)
-    assert error(found, fatrelu_ffn(x_MK, w).double()) < 2e-2
+        actual = sparse_ffn(x_MK, w, dispatch.handle)
+    assert error(actual, fatrelu_ffn(x_MK, w).double()) < 2e-2

@@ -27,7 +27,7 @@ def test_the_step_after_changes_nothing_that_is_saved(tmp_path):
         for tensor in (*model.values(), *moments.values()):
             tensor.mul_(0.5)
         path = keeper.wait()
-        found = checkpoint.read_kind(path, "model") | checkpoint.read_kind(path, "optimizer")
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], tensor.cpu()) for name, tensor in expected.items())
+        saved = checkpoint.read_kind(path, "model") | checkpoint.read_kind(path, "optimizer")
+        assert saved.keys() == expected.keys()
+        assert all(torch.equal(saved[name], tensor.cpu()) for name, tensor in expected.items())
     keeper.close()

@@ -15,13 +15,13 @@ SMALL = ["--shape", "512/1408", "--pattern", "uniform", "--nnz", "16", "--second
 
 
 def run(module, name, *words):
-    found = list(module.measure(make_parser().parse_args(["bench", name, *SMALL, *words])))
-    assert found  # else the case was skipped, and why was printed
-    return [{m.metric: m for m in each} for each in found]
+    measurements = list(module.measure(make_parser().parse_args(["bench", name, *SMALL, *words])))
+    assert measurements  # else the case was skipped, and why was printed
+    return [{m.metric: m for m in each} for each in measurements]
 
 
-def check_times(found):
-    ms = found["ms"]
+def check_times(measurements):
+    ms = measurements["ms"]
     assert 0 < ms.sustained["p10"] <= ms.value <= ms.sustained["p90"]
     assert 0 < ms.baseline_sustained["p10"] <= ms.baseline <= ms.baseline_sustained["p90"]
     assert ms.ratio == pytest.approx(ms.baseline / ms.value)
@@ -29,35 +29,35 @@ def check_times(found):
         assert 200 < ms.sustained["sm_mhz"] < 4000
         assert 30 < ms.sustained["watts"] < 1500
         millijoules = ms.sustained["watts"] * ms.value / ms.case["M"]
-        assert found["mJ_per_token"].value == pytest.approx(millijoules)
+        assert measurements["mJ_per_token"].value == pytest.approx(millijoules)
 
 
 @pytest.mark.parametrize("tokens", [2048, 8])
 def test_a_forward_is_timed_eagerly_and_few_tokens_as_a_graph(tokens):
-    [found] = run(ffn_forward, "ffn", "--M", str(tokens), "--kernels", "sparse")
-    check_times(found)
-    assert found["difference"].value < 0.02
-    case = found["ms"].case
+    [measurements] = run(ffn_forward, "ffn", "--M", str(tokens), "--kernels", "sparse")
+    check_times(measurements)
+    assert measurements["difference"].value < 0.02
+    case = measurements["ms"].case
     assert case.get("launch") == ("graph" if tokens == 8 else None)
     assert case["path"] == "sparse"
 
 
-def stages_add_up(found):
-    stages = found["forward_ms"].value + found["backward_ms"].value
-    return 0.5 < stages / found["ms"].value < 2
+def stages_add_up(measurements):
+    stages = measurements["forward_ms"].value + measurements["backward_ms"].value
+    return 0.5 < stages / measurements["ms"].value < 2
 
 
 def test_training_has_stages_and_memory():
     for _ in range(3):  # other tests share the GPU, so stages and whole may differ tenfold
         formats = run(ffn_train, "ffn-train", "--M", "2048", "--format", "union", "twell")
-        if all(stages_add_up(found) for found in formats):
+        if all(stages_add_up(measurements) for measurements in formats):
             break
     assert len(formats) == 2
-    for found in formats:
-        check_times(found)
-        assert stages_add_up(found)
-        assert 0 < found["memory_MiB"].value < found["peak_MiB"].value
-        assert found["difference"].value < 0.03
+    for measurements in formats:
+        check_times(measurements)
+        assert stages_add_up(measurements)
+        assert 0 < measurements["memory_MiB"].value < measurements["peak_MiB"].value
+        assert measurements["difference"].value < 0.03
 
 
 def test_training_as_graphs_has_the_times_of_the_kernels_alone():

@@ -113,8 +113,8 @@ def expected(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, int, float]:
     return right, int(active.any(0).sum()), float(doubt.norm() / right.norm().clamp(min=1e-30))
 
 
-def relative(found: Tensor, right: Tensor) -> float:
-    return float((found.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
+def relative(actual: Tensor, right: Tensor) -> float:
+    return float((actual.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 
 
 @each([*CASES, *FP16, *FP8])
@@ -162,8 +162,8 @@ def test_nan_passes(decode, case):
     x[token] = float("nan")
     y = run(decode, x, w)
     assert y[token].isnan().all()
-    others = torch.arange(m, device=y.device) != token
-    assert relative(y[others], clean[others]) < 4e-3  # other neurons, other order of sums
+    is_other = torch.arange(m, device=y.device) != token
+    assert relative(y[is_other], clean[is_other]) < 4e-3  # other neurons, other order of sums
 
 
 @each([Case(m, 2048, 5632, 2.0) for m in (1, 8, 64)])

@@ -40,8 +40,8 @@ def draws(element=torch.bfloat16):
     return randn
 
 
-def relative(found: Tensor, right: Tensor) -> float:
-    return float((found.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
+def relative(actual: Tensor, right: Tensor) -> float:
+    return float((actual.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 
 
 SIZES = [
@@ -68,9 +68,9 @@ def test_linears_equal_float64(kernels, element, fp8, m):
             exact = weight.double() if rows is None else dequantised(rows).double()
             expected.append(x.double() @ exact.t() + (0 if bias is None else bias.double()))
         with poisoned():
-            found = kernels.linears(x, tuple(layers))
-        assert relative(found, torch.cat(expected, -1)) < torch.finfo(element).eps
-        assert torch.equal(kernels.linears(x, tuple(layers)), found)
+            actual = kernels.linears(x, tuple(layers))
+        assert relative(actual, torch.cat(expected, -1)) < torch.finfo(element).eps
+        assert torch.equal(kernels.linears(x, tuple(layers)), actual)
 
 
 @pytest.mark.parametrize("element", [torch.bfloat16, torch.float16])
@@ -81,11 +81,11 @@ def test_residual_norm_equals_plain_torch(kernels, element, k):
         h, y, weight = randn(m, k), randn(m, k), randn(k)
         for addend in (y, None):
             same = h.clone(), h.clone()
-            found = kernels.residual_norm(same[0], addend, weight, 1e-5)
+            actual = kernels.residual_norm(same[0], addend, weight, 1e-5)
             expected = token_math.residual_norm(same[1], addend, weight, 1e-5)
             assert torch.equal(*same)
             # The order of the sum of squares differs.
-            assert relative(found, expected) < torch.finfo(element).eps / 4
+            assert relative(actual, expected) < torch.finfo(element).eps / 4
 
 
 class Case(NamedTuple):
@@ -124,22 +124,22 @@ def test_attention_equals_plain_torch(kernels, case):
     angle_PD = randn(capacity, size // 2).float().repeat(1, 2)
     rotary = angle_PD.cos().bfloat16(), angle_PD.sin().bfloat16()
     keys, values = randn(m, num_keys, capacity, size), randn(m, num_keys, capacity, size)
-    own = LayerCache(keys.clone(), values.clone())
-    for memory in own:  # of padding, and of positions to come
+    cache = LayerCache(keys.clone(), values.clone())
+    for memory in cache:  # of padding, and of positions to come
         memory[:, :, slot + 1 :] = torch.nan
         for row, first in enumerate(first_M.tolist()):
             memory[row, :, :first] = torch.nan
     at = Positions(slot - first_M, first_M, slot, rotary)
-    found = kernels.attend(qkv, heads, own, at)
+    actual = kernels.attend(qkv, heads, cache, at)
     plain = LayerCache(keys, values)
     expected = token_math.attend(
         qkv, heads, plain, Positions(slot - first_M, first_M, slot, rotary)
     )
-    for ours, theirs in zip(own, plain, strict=True):  # rounded as in plain torch
+    for ours, theirs in zip(cache, plain, strict=True):  # rounded as in plain torch
         assert torch.equal(ours[:, :, slot], theirs[:, :, slot])
-    assert relative(found, expected) < 5e-3
+    assert relative(actual, expected) < 5e-3
     for _ in range(5):  # whichever split is the last
-        assert torch.equal(kernels.attend(qkv, heads, own, at), found)
+        assert torch.equal(kernels.attend(qkv, heads, cache, at), actual)
 
 
 def accelerated(name, precision="own", dtype=torch.bfloat16):
@@ -166,30 +166,30 @@ def prompts(batch=3, length=9):
 @pytest.fixture
 def graphs(monkeypatch):
     """What has been captured."""
-    seen = []
+    graph_list = []
     create = captured.Captured.__init__
 
     def init(self, *arguments):
         create(self, *arguments)
-        seen.append(self)
+        graph_list.append(self)
 
     monkeypatch.setattr(captured.Captured, "__init__", init)
-    return seen
+    return graph_list
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_graph_gives_the_tokens_of_the_step_that_it_replays(name, graphs):
     model, _ = accelerated(name)
     for options in ({"do_sample": False}, {"do_sample": True, "top_k": 40}):
-        found = []
+        actual = []
         for may_capture in (True, False):
             torch.manual_seed(1)
             with pytest.MonkeyPatch.context() as patch:
                 if not may_capture:
                     patch.setattr(captured.Captured, "_capture", lambda self: None)
-                found.append(model.generate(**prompts(), **options, max_new_tokens=25))
+                actual.append(model.generate(**prompts(), **options, max_new_tokens=25))
             assert graphs[-1].is_graph == may_capture
-        assert torch.equal(*found)
+        assert torch.equal(*actual)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -197,13 +197,13 @@ def test_in_fp32_the_tokens_are_those_of_transformers(name, graphs):
     model, stock = accelerated(name, dtype=torch.float32)
     for options in ({"do_sample": False}, {"do_sample": True, "top_k": 40}):
         for kwargs in ({"max_new_tokens": 55}, {"max_new_tokens": 30, "eos_token_id": [7, 8, 9]}):
-            found = []
+            actual = []
             for each_model in (model, stock):
                 torch.manual_seed(1)
-                found.append(each_model.generate(**prompts(), **options, **kwargs))
-                found.append(torch.cuda.get_rng_state())
-            assert torch.equal(found[0], found[2])
-            assert torch.equal(found[1], found[3])  # also for the next call
+                actual.append(each_model.generate(**prompts(), **options, **kwargs))
+                actual.append(torch.cuda.get_rng_state())
+            assert torch.equal(actual[0], actual[2])
+            assert torch.equal(actual[1], actual[3])  # also for the next call
     assert all(graph.is_graph for graph in graphs)
 
 
@@ -214,13 +214,13 @@ def test_logits_are_those_of_the_models_forward(batch, precision, graphs):
     tokens = torch.randint(257, (batch, 40), generator=torch.Generator().manual_seed(5)).cuda()
     sequences = loop.Sequences(model, tokens[:, :20], None, 41)
     with torch.no_grad():
-        found = [sequences.prompt_logits()]
+        actual = [sequences.prompt_logits()]
         for at in range(20, 40):
             sequences.append(tokens[:, at])
-            found.append(sequences.step().clone())
+            actual.append(sequences.step().clone())
         expected = stock(tokens).logits[:, 19:]
     assert graphs[-1].is_graph
-    assert relative(torch.stack(found, 1), expected) < (0.02 if precision == "own" else 0.1)
+    assert relative(torch.stack(actual, 1), expected) < (0.02 if precision == "own" else 0.1)
 
 
 def test_streamed_tokens_are_those_that_are_returned():
@@ -230,10 +230,10 @@ def test_streamed_tokens_are_those_that_are_returned():
         put, end = list.append, lambda self: self.append("end")
 
     pieces = Pieces()
-    given = {key: value[1:2] for key, value in prompts().items()}
-    ends = model.generate(**given, do_sample=False, max_new_tokens=20)[0, 9 + 11]
+    inputs = {key: value[1:2] for key, value in prompts().items()}
+    ends = model.generate(**inputs, do_sample=False, max_new_tokens=20)[0, 9 + 11]
     tokens = model.generate(
-        **given, do_sample=False, max_new_tokens=20, streamer=pieces, eos_token_id=[int(ends)]
+        **inputs, do_sample=False, max_new_tokens=20, streamer=pieces, eos_token_id=[int(ends)]
     )
     assert pieces[-1] == "end"
     assert [int(piece) for piece in pieces[1:-1]] == tokens[0, 9:].tolist()

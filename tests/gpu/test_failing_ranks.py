@@ -35,28 +35,32 @@ MESSAGES = {
 def test_all_ranks_end_with_one_message(tiny_overrides, monkeypatch, kind, config):
     monkeypatch.setenv("SPARSELLM_TEST_PATIENCE", "12")
     name = f"{kind}-{config.partition('.')[0]}"
-    own = [*tiny_overrides, f"name={name}", "train.steps=1000000", "train.micro_batch_size=1"]
-    own += ["checkpoint.every_steps=1000000", "validation.every_steps=0", "runtime.compile=false"]
-    own += ["runtime.timeout_minutes=2", "logging.every_steps=1"]
-    arguments = ["train", "--recipe", "debug", *set_arguments(own)]
+    overrides = [*tiny_overrides, f"name={name}", "train.steps=1000000", "train.micro_batch_size=1"]
+    overrides += [
+        "checkpoint.every_steps=1000000",
+        "validation.every_steps=0",
+        "runtime.compile=false",
+    ]
+    overrides += ["runtime.timeout_minutes=2", "logging.every_steps=1"]
+    arguments = ["train", "--recipe", "debug", *set_arguments(overrides)]
     command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port=0"]
     command += [f"--config_file={ROOT / 'launch' / config}", "--num_processes=2"]
     command += [str(FAULTY), kind, "1", "3", *arguments]
     failed = subprocess.run(
         command, capture_output=True, text=True, check=False, env=process_env(), timeout=240
     )
-    ended, last = time.time(), _last_record(tiny_overrides, name)
+    end_time, last = time.time(), _last_record(tiny_overrides, name)
     assert failed.returncode == 1, failed.stderr[-3000:]
     # After the last step: 12 s of patience where a rank stalls, and what torchrun gives a frozen
     # process to end by itself, which is 30 s.
-    assert ended - last < (60 if kind == "freeze" else 30), ended - last
-    told, _, _ = failed.stderr.partition("torch/distributed/elastic")
+    assert end_time - last < (60 if kind == "freeze" else 30), end_time - last
+    stderr, _, _ = failed.stderr.partition("torch/distributed/elastic")
     if kind == "kill":  # torchrun may see it first, and say so itself
-        assert told.count("error") <= 1, told
+        assert stderr.count("error") <= 1, stderr
     else:
-        assert told.count(MESSAGES[kind]) == 1, told
-        assert told.count("error:") + told.count("error (rank") == 1, told
-    assert told.count("Traceback") == (kind == "raise"), told
+        assert stderr.count(MESSAGES[kind]) == 1, stderr
+        assert stderr.count("error:") + stderr.count("error (rank") == 1, stderr
+    assert stderr.count("Traceback") == (kind == "raise"), stderr
     assert not processes_with(f"name={name}")
 
 

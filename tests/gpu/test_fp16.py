@@ -54,12 +54,12 @@ def test_an_output_beyond_the_end_is_infinite(case):
     h_MN, dense_MK = by_torch(x_MK, w)
     assert h_MN.isfinite().all()
     exact_MK = F.linear(h_MN.double(), w.down_KN.double())
-    found_MK = by_kernels(x_MK, w, format)
+    y_MK = by_kernels(x_MK, w, format)
     beyond, within = exact_MK.abs() > 66_000, exact_MK.abs() < 65_000
     assert 0 < beyond.sum() < beyond.numel()
-    assert torch.equal(found_MK[beyond].double(), exact_MK[beyond].sign() * torch.inf)
-    assert found_MK[within].isfinite().all()
-    assert torch.equal(found_MK[beyond], dense_MK[beyond])
+    assert torch.equal(y_MK[beyond].double(), exact_MK[beyond].sign() * torch.inf)
+    assert y_MK[within].isfinite().all()
+    assert torch.equal(y_MK[beyond], dense_MK[beyond])
 
 
 @each(TOKENS)
@@ -68,13 +68,13 @@ def test_a_product_of_gate_and_up_beyond_the_end_spoils_its_own_token_alone(case
     x_MK, w = problem(m)
     x_MK[1] *= 2000  # gate and up are finite, most of their products are not
     h_MN, dense_MK = by_torch(x_MK, w)
-    found_MK = by_kernels(x_MK, w, format)
+    y_MK = by_kernels(x_MK, w, format)
     assert h_MN[1].isinf().any()
     assert not dense_MK[1].isfinite().any()
-    assert not found_MK[1].isfinite().any()
+    assert not y_MK[1].isfinite().any()
     rest = torch.arange(m, device="cuda") != 1
-    assert found_MK[rest].isfinite().all()
-    torch.testing.assert_close(found_MK[rest], dense_MK[rest], rtol=5e-3, atol=5e-3)
+    assert y_MK[rest].isfinite().all()
+    torch.testing.assert_close(y_MK[rest], dense_MK[rest], rtol=5e-3, atol=5e-3)
 
 
 @each(TOKENS)
@@ -90,10 +90,10 @@ def test_numbers_below_the_normal_ones_are_kept(case):
     h_MN, dense_MK = by_torch(x_MK, w)
     assert 0 < h_MN[h_MN > 0].max() < torch.finfo(torch.float16).smallest_normal * 8
     exact_MK = by_torch(x_MK.double(), wide)[1]
-    found_MK = by_kernels(x_MK, w, format)
+    y_MK = by_kernels(x_MK, w, format)
     of_dense = float((dense_MK.double() - exact_MK).norm() / exact_MK.norm())
-    of_found = float((found_MK.double() - exact_MK).norm() / exact_MK.norm())
-    assert of_found < 1.2 * of_dense
+    of_kernels = float((y_MK.double() - exact_MK).norm() / exact_MK.norm())
+    assert of_kernels < 1.2 * of_dense
 
 
 @each(TOKENS)

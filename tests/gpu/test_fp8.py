@@ -26,8 +26,8 @@ def product64(x: QuantisedRows, w: QuantisedRows) -> torch.Tensor:
     return dequantised(x).double() @ dequantised(w).double().t()
 
 
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm().clamp(min=1e-30))
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
@@ -46,18 +46,18 @@ def _check_quantised_rows(m, k, element):
     x = x.to(element)
     row = torch.randperm(m, device="cuda").int()
     for order in (None, row):
-        found = quantise_rows(x, order)
+        actual = quantise_rows(x, order)
         expected = quantised_rows(x.cpu() if order is None else x.cpu()[order.cpu()])
-        for own, other in zip(found, expected, strict=True):
-            same_nan = own.cpu().float().isnan() == other.float().isnan()
+        for tensor, other in zip(actual, expected, strict=True):
+            same_nan = tensor.cpu().float().isnan() == other.float().isnan()
             assert same_nan.all()
             finite = ~other.float().isnan()
-            assert torch.equal(own.cpu().float()[finite], other.float()[finite])
+            assert torch.equal(tensor.cpu().float()[finite], other.float()[finite])
     memory = quantised_rows(torch.ones_like(x))
     quantise_into(memory, x)
-    for own, other in zip(memory, quantised_rows(x), strict=True):
-        assert torch.equal(own.view(torch.uint8), other.view(torch.uint8))  # NaN equals itself
-    assert found.values_MK.dtype == E4M3
+    for tensor, other in zip(memory, quantised_rows(x), strict=True):
+        assert torch.equal(tensor.view(torch.uint8), other.view(torch.uint8))  # NaN equals itself
+    assert actual.values_MK.dtype == E4M3
 
 
 @pytest.mark.usefixtures("architecture")
@@ -68,12 +68,12 @@ def test_gates_are_the_product_of_the_e4m3_numbers(case):
     exact = product64(x, w) + (0 if t.b_gate_N is None else t.b_gate_N.double())
     # Tensor cores keep about 13 bits of a sum of e4m3 products (fast accumulation).
     slack = 2.0**-7 * (case.threshold + exact.abs().mean())
-    found = poisoned_union(case.m, case.n)
+    actual = poisoned_union(case.m, case.n)
     of_gate = t.weights(case.threshold)._replace(quantised=w)
-    union.gate_union(t.x_MK, of_gate, found)
-    gate = dense(found, case.m, case.n)
-    near = (exact - case.threshold).abs() <= slack
-    active = torch.where(near, gate != 0, exact > case.threshold)
+    union.gate_union(t.x_MK, of_gate, actual)
+    gate = dense(actual, case.m, case.n)
+    is_close = (exact - case.threshold).abs() <= slack
+    active = torch.where(is_close, gate != 0, exact > case.threshold)
     assert relative(gate, torch.where(active, exact, 0)) < 6e-3
 
     if case.m <= 10_000:
@@ -117,7 +117,7 @@ def _check_training(shape, gated, format, room):
     capacity = {"union": blocks * n, "twell": m}[format] if room == "all" else 1
     with poisoned():
         y, stats = module.compute(x, capacity)
-        found = torch.autograd.grad(
+        actual = torch.autograd.grad(
             (y, stats.l1_sum), [x, *module.parameters()], (dy, torch.tensor(0.1, device="cuda"))
         )
 
@@ -140,7 +140,8 @@ def _check_training(shape, gated, format, room):
     errors = {"y": relative(y.detach(), expected_y.detach())}
     names = ["x", *dict(module.named_parameters())]
     errors |= {
-        name: relative(own, other) for name, own, other in zip(names, found, expected, strict=True)
+        name: relative(tensor, other)
+        for name, tensor, other in zip(names, actual, expected, strict=True)
     }
     assert all(error < most.get(name, 6e-2) for name, error in errors.items()), errors
 
@@ -200,16 +201,16 @@ def test_a_layer_of_attention_equals_float64_of_its_e4m3_numbers(bias, element):
     with torch.device("cuda"):
         layer = torch.nn.Linear(256, 528, bias=bias).to(element).eval()
         x = torch.randn(3, 100, 256).to(element)
-    own = layer(x)
+    actual = layer(x)
     use_fp8(layer)
     for compute in (layer, torch.compile(layer, fullgraph=True)):
         expected = product64(quantised_rows(x.flatten(0, 1)), quantised_rows(layer.weight))
         if bias:
             expected += layer.bias.double()
         assert relative(compute(x).flatten(0, 1), expected) < 5e-3
-        torch.testing.assert_close(compute(x[0, :64]), own[0, :64])
+        torch.testing.assert_close(compute(x[0, :64]), actual[0, :64])
     put_back(layer)
-    assert torch.equal(layer(x), own)
+    assert torch.equal(layer(x), actual)
 
 
 def test_an_outlier_does_not_lose_the_other_numbers_of_its_row():

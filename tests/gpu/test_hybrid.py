@@ -29,8 +29,8 @@ def kernels(architecture):
     return hybrid
 
 
-def error(found: Tensor, right: Tensor) -> float:
-    return float((found.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
+def error(actual: Tensor, right: Tensor) -> float:
+    return float((actual.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 
 
 def wide(w: FFNWeights) -> FFNWeights:
@@ -62,17 +62,17 @@ def check(kernels, x, w, width, backup_rows, *, choose):
             if adds and memory is not None:
                 memory.copy_(start)
         y, stats, saved = kernels.forward(x, w, room, token)
-        given = BackwardInputs(dy, d_l1, x, w, saved, token)
-        dx = kernels.backward(given, out, adds=adds)
+        inputs = BackwardInputs(dy, d_l1, x, w, saved, token)
+        dx = kernels.backward(inputs, out, adds=adds)
         return y, stats, saved, (dx, *out)
 
     with poisoned():
-        y, stats, saved, found = run()
+        y, stats, saved, gradients = run()
         again = run()
     assert torch.equal(y, again[0])
     pairs = zip(stats, again[1], strict=True)
     assert all(a is b if a is None else torch.equal(a, b) for a, b in pairs)
-    pairs = zip(found, again[3], strict=True)
+    pairs = zip(gradients, again[3], strict=True)
     assert all(a is None or torch.equal(a, b) for a, b in pairs)
 
     gate, up = activations(x.double(), wide(w))
@@ -93,12 +93,12 @@ def check(kernels, x, w, width, backup_rows, *, choose):
     most = 1.5e-2 + 6e-2 / max(int((pattern != 0).sum()), 1) ** 0.5
     right = (*right[:3], right[3].t())
     names = ("x", "W_g", "W_u", "W_d")
-    for name, one, other, start in zip(names, found, right, (0, *before), strict=True):
+    for name, one, other, start in zip(names, gradients, right, (0, *before), strict=True):
         if other is None:
             assert one is None
             continue
-        own = one.double() - start if adds else one.double()
-        assert error(own, other) < most, name
+        gradient = one.double() - start if adds else one.double()
+        assert error(gradient, other) < most, name
     return saved.num_heavy
 
 

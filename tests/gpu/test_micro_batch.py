@@ -47,15 +47,15 @@ def train(tiny_overrides):
     In this process, what earlier tests have left on the GPU would count.
     """
 
-    def run(known, usable, *overrides):
-        own = [*tiny_overrides, *SIZE, *overrides]
-        command = [sys.executable, str(LIMITED), str(known), str(usable)]
-        command += ["train", "--recipe", "debug", *set_arguments(own)]
+    def run(known_memory, usable, *overrides):
+        settings = [*tiny_overrides, *SIZE, *overrides]
+        command = [sys.executable, str(LIMITED), str(known_memory), str(usable)]
+        command += ["train", "--recipe", "debug", *set_arguments(settings)]
         result = subprocess.run(
             command, capture_output=True, text=True, check=False, env=process_env()
         )
         assert result.returncode == 0, result.stderr
-        records = read_metrics(load_recipe("debug", own).run_path)
+        records = read_metrics(load_recipe("debug", settings).run_path)
         return [record for record in records if record["kind"] == "train"]
 
     return run
@@ -71,21 +71,21 @@ def test_the_memory_that_sparse_layers_leave_is_used(train):
     )
     peak = max(record["memory_gib"] for record in fixed) * 2**30
     part = int(peak * 1.1 / micro_batch.ROOM)
-    found = train(part, part, "name=auto", "train.micro_batch_size=auto")
-    sizes = [record["micro_batch_size"] for record in found]
+    records = train(part, part, "name=auto", "train.micro_batch_size=auto")
+    sizes = [record["micro_batch_size"] for record in records]
     assert sizes[-1] > sizes[0]
     assert sizes == sorted(sizes)
     # Another split adds up in another order. While the learning rate warms up that is all that
     # losses differ by; at this high rate training then amplifies it (2% was seen on an H200), as it
     # does between two fixed sizes. That no data is lost where the size grows is tested sharply on
     # a CPU.
-    for own, usual in zip(found[:WARMUP], fixed, strict=False):
-        assert own["loss"] == pytest.approx(usual["loss"], rel=1e-3)
-    ends = [sum(record["loss"] for record in run[-30:]) / 30 for run in (found, fixed, other)]
+    for record, usual in zip(records[:WARMUP], fixed, strict=False):
+        assert record["loss"] == pytest.approx(usual["loss"], rel=1e-3)
+    ends = [sum(record["loss"] for record in run[-30:]) / 30 for run in (records, fixed, other)]
     assert ends[0] == pytest.approx(ends[1], rel=0.02 + 2 * abs(ends[2] / ends[1] - 1))
     print("mean loss of the last steps, grown and of fixed sizes:", ends)
     rates = {size: [] for size in sizes}
-    for record, size in zip(found, sizes, strict=True):
+    for record, size in zip(records, sizes, strict=True):
         rates[size].append(record["tokens_per_second"])
     print({size: sorted(of)[len(of) // 2] for size, of in rates.items()})
 
@@ -93,8 +93,8 @@ def test_the_memory_that_sparse_layers_leave_is_used(train):
 def test_a_size_that_the_gpu_has_no_room_for_is_halved(train):
     """A real error of CUDA: the estimate allows all sequences of a step on the whole GPU."""
     whole = micro_batch.device_memory(torch.device("cuda", 0))
-    own = ["ffn.kernels=dense", "train.steps=2", "runtime.compile=false", "name=halved"]
-    records = train(whole, 3 * 2**30, *own, "train.micro_batch_size=auto")
+    settings = ["ffn.kernels=dense", "train.steps=2", "runtime.compile=false", "name=halved"]
+    records = train(whole, 3 * 2**30, *settings, "train.micro_batch_size=auto")
     sizes = {record["micro_batch_size"] for record in records}
     assert len(sizes) == 1
     assert sizes.pop() < 64  # sequences of a step, which the estimate allows on the whole GPU

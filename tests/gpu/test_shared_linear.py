@@ -17,8 +17,8 @@ ROUNDS = 3
 FUSED = "runtime.weight_gradients=fused"
 
 
-def _relative(found, expected):
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+def _relative(actual, expected):
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.fixture
@@ -72,17 +72,17 @@ def test_a_step_has_the_gradients_of_autograd(random, compiled):
     batches = [(random(2, 750, k), random(2, 750, n)) for _ in range(ROUNDS)]
 
     def step(linear, compute, enabled=True):
-        found = []
-        for index, (given, dy) in enumerate(batches):
+        tensors = []
+        for index, (x_in, dy) in enumerate(batches):
             if index == ROUNDS - 1:
                 linear.end_accumulation()
-            x = given.to(linear.weight.dtype, copy=True).requires_grad_()
+            x = x_in.to(linear.weight.dtype, copy=True).requires_grad_()
             with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
                 y = compute(x)
             (y * dy).sum().backward()
-            found += [y.detach(), x.grad]
+            tensors += [y.detach(), x.grad]
         linear.end_step()
-        return found, linear.weight.grad
+        return tensors, linear.weight.grad
 
     exact, usual, linear = (
         SharedLinear(nn.Parameter(w)) for w in (weight.double(), weight, weight)
@@ -93,12 +93,14 @@ def test_a_step_has_the_gradients_of_autograd(random, compiled):
     linear.begin_step(torch.bfloat16, accumulate=True, fills=fills)
     fills.fill()
     torch._dynamo.reset()
-    found, own = step(linear, torch.compile(linear.forward, fullgraph=True) if compiled else linear)
-    for a, b in zip(found, expected, strict=True):
+    actual, actual_gradient = step(
+        linear, torch.compile(linear.forward, fullgraph=True) if compiled else linear
+    )
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)  # the same casts and products
-    assert own.dtype == torch.float32
-    assert _relative(own, rounded) < 0.01
-    assert _relative(own, right) < _relative(rounded, right)
+    assert actual_gradient.dtype == torch.float32
+    assert _relative(actual_gradient, rounded) < 0.01
+    assert _relative(actual_gradient, right) < _relative(rounded, right)
 
 
 @pytest.mark.slow
@@ -108,9 +110,9 @@ def test_a_compiled_model_comes_as_near_to_fp32_as_autograd(tiny, recomputed):
         size = ["model.hidden_size=256", "model.intermediate_size=768", "ffn.kernels=dense"]
         return accumulated_gradients(tiny(*size, "validation.every_steps=0", *overrides))
 
-    how = ["runtime.precision=bf16", "runtime.compile=true"]
-    how += [f"runtime.activation_checkpointing={recomputed}"]
-    usual, found = gradients(*how), gradients(*how, FUSED)
+    settings = ["runtime.precision=bf16", "runtime.compile=true"]
+    settings += [f"runtime.activation_checkpointing={recomputed}"]
+    usual, actual = gradients(*settings), gradients(*settings, FUSED)
     for name, gradient in usual.items():
         # Each is off by about 1%, from activations in bf16 that are the same in both.
-        assert _relative(found[name], gradient) < 0.01, name
+        assert _relative(actual[name], gradient) < 0.01, name

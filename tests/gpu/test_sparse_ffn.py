@@ -58,8 +58,8 @@ def doubt(x_MK: Tensor, w: FFNWeights, right: Tensor) -> float:
     return error(linear64(torch.where(in_doubt, h_MN, 0), w.down_KN, None) + right, right)
 
 
-def error(found: Tensor, right: Tensor) -> float:
-    return float((found.double() - right).norm() / right.norm().clamp(min=1e-30))
+def error(actual: Tensor, right: Tensor) -> float:
+    return float((actual.double() - right).norm() / right.norm().clamp(min=1e-30))
 
 
 def problem(
@@ -127,15 +127,15 @@ def test_fuzz(architecture, element, format):
         x_MK, w = problem(m, k, n, choose, element)
         right = expected(x_MK, w)
         with poisoned():
-            found = operator(x_MK, w, dispatch.handle)
+            actual = operator(x_MK, w, dispatch.handle)
             again = operator(x_MK, w, dispatch.handle)
         where = f"case {case}: M {m} K {k} N {n}"
-        assert torch.isfinite(found).all(), where
-        assert torch.equal(found, again), where
+        assert torch.isfinite(actual).all(), where
+        assert torch.equal(actual, again), where
         # The gate, up, their product and the sum are rounded: by 2^-9 of each at most in bf16.
         most = 1.5 * torch.finfo(element).eps + doubt(x_MK, w, right)
-        assert error(found, right) < most, f"{where}: {error(found, right)}"
-        worst = max(worst, error(found, right))
+        assert error(actual, right) < most, f"{where}: {error(actual, right)}"
+        worst = max(worst, error(actual, right))
     print(
         f"{format}, {element}, {architecture.name}: {FUZZ_CASES} cases, largest error {worst:.2e}"
     )
@@ -150,11 +150,11 @@ def test_nan_reaches_the_output_and_no_other_row(m, gated):
     if not gated:
         w = w._replace(gate_NK=None, relu_up=False)
     x_MK[1, 5] = float("nan")
-    found = operator(x_MK, w)
-    assert found[1].isnan().all()
+    actual = operator(x_MK, w)
+    assert actual[1].isnan().all()
     rest = torch.arange(m, device=x_MK.device) != 1
     if m > 64:  # a NaN column of the union times the zero of another token must not spread
-        assert found[rest].isfinite().all()
+        assert actual[rest].isfinite().all()
 
 
 @pytest.mark.parametrize("m", [8, 2048])
@@ -183,12 +183,12 @@ def test_on_other_streams_several_at_a_time():
     streams = [torch.cuda.Stream() for _ in problems]
     torch.cuda.synchronize()
     for _ in range(5):
-        found = []
+        actual = []
         for (x_MK, w), stream in zip(problems, streams, strict=True):
             with torch.cuda.stream(stream):
-                found.append(operator(x_MK, w))
+                actual.append(operator(x_MK, w))
         torch.cuda.synchronize()
-        for y_MK, expected_MK in zip(found, right, strict=True):
+        for y_MK, expected_MK in zip(actual, right, strict=True):
             assert error(y_MK, expected_MK) < 1.2e-2
 
 
@@ -215,9 +215,9 @@ def test_dispatch_runs_dense_where_all_fire_and_sparse_where_few_do():
         handle = dispatch.handle
         right = expected(x_MK, w)
         for _ in range(40):  # through a probe
-            found = operator(x_MK, w, handle)
+            actual = operator(x_MK, w, handle)
             torch.cuda.synchronize()
-            assert error(found, right) < 1.2e-2
+            assert error(actual, right) < 1.2e-2
         assert dispatch.paths() == {4096: path}
         # Exact: what the blocks of 64 fire between them.
         active = (torch.nn.functional.linear(x_MK.float(), gate_NK.float()) + bias) > 0

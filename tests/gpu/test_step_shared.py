@@ -33,7 +33,7 @@ def _ffn(gated):
 def _step(ffn, compute, *, shares):
     generator = torch.Generator(DEVICE).manual_seed(1)
     ids = torch.randint(0, 50, (1, TOKENS), generator=generator, device=DEVICE)
-    order, found = token_order(ids, 64), []
+    order, tensors = token_order(ids, 64), []
     if shares:
         fills = Fills()
         ffn.begin_step(torch.bfloat16, accumulate=True, fills=fills)
@@ -46,18 +46,18 @@ def _step(ffn, compute, *, shares):
         with torch.autocast("cuda", torch.bfloat16):
             y, stats = compute(x, ffn.capacity_for(TOKENS), order, ffn.step_shared)
         (y.float().square().sum() + 0.01 * stats.l1_sum).backward()
-        found.append(x.grad)
+        tensors.append(x.grad)
     ffn.end_step()
-    return [*found, *(p.grad for p in ffn.parameters())]
+    return [*tensors, *(p.grad for p in ffn.parameters())]
 
 
 @pytest.mark.parametrize(("gated", "compiles"), [(True, False), (False, False), (True, True)])
 def test_a_step_has_the_gradients_of_autograd(gated, compiles):
     expected, ffn = _ffn(gated), _ffn(gated)
     compute = torch.compile(ffn.compute) if compiles else ffn.compute
-    found = _step(ffn, compute, shares=True)
+    actual = _step(ffn, compute, shares=True)
     right = _step(expected, expected.compute, shares=False)
-    for own, other in zip(found[:ROUNDS], right[:ROUNDS], strict=True):
-        assert torch.equal(own, other)  # the same casts and kernels
-    for own, other in zip(found[ROUNDS:], right[ROUNDS:], strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
+    for tensor, other in zip(actual[:ROUNDS], right[:ROUNDS], strict=True):
+        assert torch.equal(tensor, other)  # the same casts and kernels
+    for tensor, other in zip(actual[ROUNDS:], right[ROUNDS:], strict=True):
+        torch.testing.assert_close(tensor, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))

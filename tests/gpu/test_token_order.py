@@ -48,10 +48,10 @@ def _check_order(shape, power):
     generator = torch.Generator().manual_seed(1)
     ids_BT = (torch.rand(shape, generator=generator) ** power * 200_000).long()
     with poisoned():
-        found = token_order(ids_BT.to(DEVICE), 200_001)
+        actual = token_order(ids_BT.to(DEVICE), 200_001)
     right = token_order(ids_BT, 200_001)
-    assert torch.equal(found.token_M.cpu(), right.token_M)
-    assert torch.equal(found.row_M.cpu(), right.row_M)
+    assert torch.equal(actual.token_M.cpu(), right.token_M)
+    assert torch.equal(actual.row_M.cpu(), right.row_M)
 
 
 def test_sorting_waits_for_nothing_and_can_be_captured():
@@ -62,11 +62,11 @@ def test_sorting_waits_for_nothing_and_can_be_captured():
         token_order(ids_BT, 50_304)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    graph, others = torch.cuda.CUDAGraph(), torch.randint(50_304, (8, 2048), device=DEVICE)
+    graph, other_ids = torch.cuda.CUDAGraph(), torch.randint(50_304, (8, 2048), device=DEVICE)
     static = ids_BT.clone()
     with torch.cuda.graph(graph):
         captured = token_order(static, 50_304)
-    for ids, expected in ((others, token_order(others, 50_304)), (ids_BT, right)):
+    for ids, expected in ((other_ids, token_order(other_ids, 50_304)), (ids_BT, right)):
         static.copy_(ids)
         graph.replay()
         assert torch.equal(captured.token_M, expected.token_M)
@@ -105,17 +105,19 @@ def test_parts_of_heavy_blocks_cover_all_members_once(case):
         parts.setdefault(block, []).append((start, size, which >> 16, which & 0xFFFF, place))
     assert sorted(parts) == list(range(len(total)))
     places = []
-    for block, found in parts.items():
-        found.sort()
-        number = found[0][3]
-        assert len(found) == number
-        assert [which for _, _, which, _, _ in found] == list(range(number))
-        ends = [start + size for start, size, *_ in found]
-        assert [start for start, *_ in found] == [0, *ends[:-1]]
+    for block, actual in parts.items():
+        actual.sort()
+        number = actual[0][3]
+        assert len(actual) == number
+        assert [which for _, _, which, _, _ in actual] == list(range(number))
+        ends = [start + size for start, size, *_ in actual]
+        assert [start for start, *_ in actual] == [0, *ends[:-1]]
         assert ends[-1] == total[block]
         if number > 1:
-            places += [place for *_, place in found]
-            assert [place for *_, place in found] == list(range(found[0][4], found[0][4] + number))
+            places += [place for *_, place in actual]
+            assert [place for *_, place in actual] == list(
+                range(actual[0][4], actual[0][4] + number)
+            )
     assert len(set(places)) == len(places)
     if loud:
         assert places
@@ -131,12 +133,12 @@ def test_inference_in_an_order_equals_float64_and_repeats(architecture, monkeypa
     x_MK, w = _ffn(*case)
     w, order = w._replace(down_NK=w.down_KN.t().contiguous()), _random_order(len(x_MK))
     with poisoned():
-        found, *again = (inference.sparse(x_MK, w, 0, order.token_M) for _ in range(4))
+        actual, *again = (inference.sparse(x_MK, w, 0, order.token_M) for _ in range(4))
     gate, up, down = (t.double() for t in (w.gate_NK, w.up_NK, w.down_KN))
     x = x_MK.double()
     right = (F.relu(x @ gate.t()) * (x @ up.t())) @ down.t()
-    assert float((found.double() - right).norm() / right.norm()) < 8e-3
-    assert all(torch.equal(found, other) for other in again)
+    assert float((actual.double() - right).norm() / right.norm()) < 8e-3
+    assert all(torch.equal(actual, other) for other in again)
 
 
 def test_training_in_an_order_through_autograd(architecture):
@@ -165,8 +167,8 @@ def _check_training(*, compiled):
         torch.compiler.reset()
         run = torch.compile(run, fullgraph=True)
     outcomes = []
-    for given in (None, order, order):
-        y_MK, l1_sum, nnz_M, active_N = run(x, given)
+    for ordering in (None, order, order):
+        y_MK, l1_sum, nnz_M, active_N = run(x, ordering)
         loss = (y_MK * dy_MK).sum() + 0.01 * l1_sum
         gradients = torch.autograd.grad(loss, [x, *weights])
         outcomes.append((y_MK, l1_sum, nnz_M, active_N, *gradients))
@@ -180,8 +182,8 @@ def _check_training(*, compiled):
 
 def test_in_order_on_the_gpu():
     x_MK, order = _normal(1000, 72).requires_grad_(), _random_order(1000)
-    found = in_order(x_MK, order)
-    assert torch.equal(found, x_MK[order.token_M])
+    actual = in_order(x_MK, order)
+    assert torch.equal(actual, x_MK[order.token_M])
     d_MK = _normal(1000, 72, seed=4)
-    (gradient,) = torch.autograd.grad(found, x_MK, d_MK)
+    (gradient,) = torch.autograd.grad(actual, x_MK, d_MK)
     assert torch.equal(gradient[order.token_M], d_MK)

@@ -50,8 +50,8 @@ def sparse_kernels():
     need_kernels()
 
 
-def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+def _relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("name", ["torch", "liger"])
@@ -75,8 +75,8 @@ def test_losses_equal_float64(name, shape):
 
     exact = run(build_loss(RuntimeConfig(compile=False)), x.double(), w.double())
     with torch.autocast("cuda", torch.bfloat16):
-        found = run(build_loss(RuntimeConfig(loss=name)), x, w)
-    for value, expected, tolerance in zip(found, exact, (1e-4, 1e-2, 1e-2, 1e-2), strict=True):
+        actual = run(build_loss(RuntimeConfig(loss=name)), x, w)
+    for value, expected, tolerance in zip(actual, exact, (1e-4, 1e-2, 1e-2, 1e-2), strict=True):
         assert _relative(value, expected) < tolerance
 
 
@@ -103,8 +103,8 @@ def test_compiled_bf16_is_as_near_to_float64_as_eager_bf16(tiny, checkpointing, 
     exact = gradients(eager, torch.float64)
     eager_error = _relative(gradients(eager, torch.float32), exact)
     for runtime in (eager, compiled) if kernels == "sparse" else (compiled,):
-        found = gradients(runtime, torch.float32, kernels)
-        assert _relative(found, exact) < 1.2 * eager_error + 1e-4
+        actual = gradients(runtime, torch.float32, kernels)
+        assert _relative(actual, exact) < 1.2 * eager_error + 1e-4
 
 
 def _launch(config: str, num_processes: int, *program: str):
@@ -171,8 +171,8 @@ def test_a_step_waits_for_the_gpu_once(tiny_overrides, kernels, request, monkeyp
     finally:
         torch.cuda.set_sync_debug_mode("default")
         close_run(run)
-    said = [str(wait.message) for wait in waits]
-    assert not any("synchroniz" in message for message in said), said
+    messages = [str(wait.message) for wait in waits]
+    assert not any("synchroniz" in message for message in messages), messages
     assert events == ["waited"]
 
 
@@ -205,8 +205,10 @@ def gradients(tmp_path_factory):
         return [(load_file(f), json.loads(f.with_suffix(".json").read_text())) for f in files]
 
     with ThreadPoolExecutor() as pool:
-        found = dict(zip(launches, pool.map(launch, launches), strict=True))
-    return {(config, precision): found[config, n, precision] for config, n, precision in found}
+        outcomes = dict(zip(launches, pool.map(launch, launches), strict=True))
+    return {
+        (config, precision): outcomes[config, n, precision] for config, n, precision in outcomes
+    }
 
 
 @pytest.mark.slow
@@ -214,13 +216,13 @@ def gradients(tmp_path_factory):
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 def test_two_gpus_compute_the_gradient_of_one(gradients, config):
     expected, numbers = gradients["single.yaml", "fp32"][0]
-    [(found, same)] = gradients[config, "fp32"]
+    [(actual, same)] = gradients[config, "fp32"]
     assert same["world_size"] == 2
     assert same["stats"] == numbers["stats"]
     assert same["loss"] == pytest.approx(numbers["loss"], rel=1e-4)
     assert same["l1"] == pytest.approx(numbers["l1"], rel=1e-3)
     for name, value in expected.items():
-        assert _relative(found[name], value) < 2e-3, name  # TF32 products
+        assert _relative(actual[name], value) < 2e-3, name  # TF32 products
 
 
 @pytest.mark.slow
@@ -273,14 +275,14 @@ def test_muon_multiplies_a_batch_as_exactly_as_torch_does_each_matrix(shape):
 def test_sparse_kernels_on_two_gpus_come_as_near_as_dense(sparse_kernels, gradients, config):
     exact, numbers = gradients["single.yaml", "fp32"][1]
     dense, *sparse = gradients[config, "bf16"]
-    for found, same in sparse:
+    for actual, same in sparse:
         assert same["world_size"] == 2
         assert same["loss"] == pytest.approx(numbers["loss"], rel=1e-4)
         assert same["l1"] == pytest.approx(numbers["l1"], rel=1e-3)
         assert same["stats"] == sparse[0][1]["stats"]  # recomputation counts nothing twice
         for name, value in exact.items():
             usual = _relative(dense[0][name], value)
-            assert _relative(found[name], value) < 1.25 * usual + 5e-3, name
+            assert _relative(actual[name], value) < 1.25 * usual + 5e-3, name
 
 
 def _assert_resumes(train, overrides: list[str], kernels: str) -> None:
@@ -291,13 +293,13 @@ def _assert_resumes(train, overrides: list[str], kernels: str) -> None:
         overrides: of the run.
         kernels: how its FFNs are computed.
     """
-    own = [*overrides, f"ffn.kernels={kernels}"]
-    own += ["runtime.precision=bf16", "runtime.compile=true", "sparsity.reinit_rate=0.1"]
-    own += ["optimizer.min_lr_ratio=1", "data.num_workers=2"]
-    own += ["train.steps=6", "checkpoint.every_steps=3", "validation.every_steps=0"]
+    settings = [*overrides, f"ffn.kernels={kernels}"]
+    settings += ["runtime.precision=bf16", "runtime.compile=true", "sparsity.reinit_rate=0.1"]
+    settings += ["optimizer.min_lr_ratio=1", "data.num_workers=2"]
+    settings += ["train.steps=6", "checkpoint.every_steps=3", "validation.every_steps=0"]
 
     def losses(name, *arguments):
-        named = [*own, f"name={name}-{kernels}"]
+        named = [*settings, f"name={name}-{kernels}"]
         result = train("--recipe", "debug", *set_arguments(named), *arguments)
         assert result.returncode == 0, result.stderr[-3000:]
         run_path = load_recipe("debug", named).run_path
@@ -351,37 +353,44 @@ def test_sparse_kernels_train_to_the_losses_of_dense_ones(sparse_kernels, tiny_o
 
     dense = records("dense")
     for kernels, order in (("sparse", "none"), ("auto", "none"), ("sparse", "auto")):
-        found = records(kernels, order)
-        for own, usual in zip(found, dense, strict=True):
-            early = own["step"] <= 10
-            assert own["loss"] == pytest.approx(usual["loss"], rel=1e-3 if early else 1e-2)
+        sparse_records = records(kernels, order)
+        for sparse_record, usual in zip(sparse_records, dense, strict=True):
+            early = sparse_record["step"] <= 10
+            assert sparse_record["loss"] == pytest.approx(
+                usual["loss"], rel=1e-3 if early else 1e-2
+            )
             # Then L1 has fallen from 16 to 0.4, and one more rounding changes it by some percent:
             # on a CPU by 2% where the dense micro-batch is halved, by 3% with sparse operators.
-            if own["kind"] == "train" and own["step"] <= 5:
+            if sparse_record["kind"] == "train" and sparse_record["step"] <= 5:
                 # Dense products count unions in the order of the text.
-                _assert_alike(own, usual, first=own["step"] == 1, sorted_tokens=order == "auto")
-        trained = [record for record in found if record["kind"] == "train"]
+                _assert_alike(
+                    sparse_record,
+                    usual,
+                    first=sparse_record["step"] == 1,
+                    sorted_tokens=order == "auto",
+                )
+        trained = [record for record in sparse_records if record["kind"] == "train"]
         assert len(trained) == 48
         if kernels == "sparse":
             assert all(record["kernels"]["sparse"] == [True, True] for record in trained)
 
 
-def _assert_alike(own: dict, usual: dict, *, first: bool, sorted_tokens: bool) -> None:
+def _assert_alike(record: dict, usual: dict, *, first: bool, sorted_tokens: bool) -> None:
     """Statistics of a step within rounding; of the first step, whose weights are the same, more.
 
     Where its tokens are sorted, blocks of 64 hold more of the same ones: unions are no larger.
     """
     relative = 1e-3 if first else 3e-2
-    assert own["grad_norm"] == pytest.approx(usual["grad_norm"], rel=1e-2)
-    assert own["l1"] == pytest.approx(usual["l1"], rel=relative)
+    assert record["grad_norm"] == pytest.approx(usual["grad_norm"], rel=1e-2)
+    assert record["l1"] == pytest.approx(usual["l1"], rel=relative)
     for key in ("nnz_mean", "nnz_max", "nnz_p99"):
         # The few largest of 768 tokens differ by more than their mean.
         few = 1 if first or key == "nnz_mean" else 3
         expected = pytest.approx(usual["sparsity"][key], rel=few * relative, abs=3)
-        assert own["sparsity"][key] == expected, key
+        assert record["sparsity"][key] == expected, key
     dead = pytest.approx(usual["sparsity"]["dead_fraction"], abs=0.03)
-    assert own["sparsity"]["dead_fraction"] == dead
-    unions = own["kernels"]["union_mean"], usual["kernels"]["union_mean"]
-    for found, expected in zip(*unions, strict=True):
+    assert record["sparsity"]["dead_fraction"] == dead
+    unions = record["kernels"]["union_mean"], usual["kernels"]["union_mean"]
+    for actual, expected in zip(*unions, strict=True):
         alike = pytest.approx(expected, rel=relative, abs=3)
-        assert found == alike or (sorted_tokens and found < expected), unions
+        assert actual == alike or (sorted_tokens and actual < expected), unions

@@ -59,8 +59,8 @@ def _order(case: Case, device: torch.device, ordered: bool) -> Tensor | None:
     return torch.randperm(case.m, generator=generator, device=device, dtype=torch.int32)
 
 
-def _error(found: Tensor, right: Tensor) -> float:
-    return float((found.double() - right).norm() / right.norm().clamp(min=1e-30))
+def _error(actual: Tensor, right: Tensor) -> float:
+    return float((actual.double() - right).norm() / right.norm().clamp(min=1e-30))
 
 
 def _inputs(case: Case) -> tuple[Tensor, FFNWeights, Tensor]:
@@ -99,13 +99,13 @@ def check(case: Case, ordered: bool) -> None:
     token_M = _order(case, x_MK.device, ordered)
     rows_MK = x_MK if token_M is None else x_MK[token_M]
     with poisoned():
-        given = (rows_MK, w, Room(capacity), token_M)
+        inputs = (rows_MK, w, Room(capacity), token_M)
         (y_MK, stats, saved), (again_MK, *repeated) = (
-            union_training.forward(*given) for _ in range(2)
+            union_training.forward(*inputs) for _ in range(2)
         )
         assert torch.equal(again_MK, y_MK)
-        given = BackwardInputs(dy_MK, d_l1, rows_MK, w, saved, token_M)
-        found, again = (gradients_of(given) for _ in range(2))
+        inputs = BackwardInputs(dy_MK, d_l1, rows_MK, w, saved, token_M)
+        actual, again = (gradients_of(inputs) for _ in range(2))
     if case.capacity is None:
         check_statistics(case, token_M, (stats, saved), repeated)
 
@@ -124,24 +124,24 @@ def check(case: Case, ordered: bool) -> None:
     assert (stats.active_N - active_MN.sum(0)).abs().max() <= 2
     dx = x.grad if token_M is None else x.grad[token_M]
     expected = (dx, None if gate is None else gate.grad, up.grad, down.grad.t())
-    for own, repeated, right in zip(found, again, expected, strict=True):
-        assert (own is None) == (right is None)
-        if own is not None:
-            assert torch.equal(own, repeated)
-            assert _error(own, right) < 1e-2
+    for gradient, repeated, right in zip(actual, again, expected, strict=True):
+        assert (gradient is None) == (right is None)
+        if gradient is not None:
+            assert torch.equal(gradient, repeated)
+            assert _error(gradient, right) < 1e-2
 
 
-def gradients_of(given: BackwardInputs) -> tuple[Tensor | None, ...]:
+def gradients_of(inputs: BackwardInputs) -> tuple[Tensor | None, ...]:
     """Of x, W_g, W_u and W_d transposed."""
     from sparsellm.ffn.kernels import union_training
 
-    out = MatrixGradients.empty(given.w, torch.float32)
-    return union_training.backward(given, out, adds=False), *out
+    out = MatrixGradients.empty(inputs.w, torch.float32)
+    return union_training.backward(inputs, out, adds=False), *out
 
 
-def check_statistics(case: Case, token_M: Tensor | None, found, again) -> None:
+def check_statistics(case: Case, token_M: Tensor | None, actual, again) -> None:
     """Those of the columns, which two forward passes (statistics, what is saved) find alike."""
-    (l1_sum, nnz_M, active_N, union_sum, _), saved = found
+    (l1_sum, nnz_M, active_N, union_sum, _), saved = actual
     other_stats, again = again
     blocks, used = -(-case.m // 64), int(saved.offset[-1])
     assert int(union_sum) == used
@@ -158,9 +158,9 @@ def check_statistics(case: Case, token_M: Tensor | None, found, again) -> None:
         assert 1 <= loud <= -(-case.m // case.loud)
         assert token_M is not None or loud == -(-case.m // case.loud)
     assert torch.equal(l1_sum, other_stats.l1_sum)
-    for own, repeated in zip(saved[:5], again[:5], strict=True):
-        rows = used if own is not saved.offset else None
-        assert torch.equal(own[:rows], repeated[:rows])
+    for statistic, repeated in zip(saved[:5], again[:5], strict=True):
+        rows = used if statistic is not saved.offset else None
+        assert torch.equal(statistic[:rows], repeated[:rows])
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -175,11 +175,11 @@ def test_nan_stays_with_its_token(gated):
     with poisoned():
         room = Room(4 * case.n)
         y_MK, (_, nnz_M, active_N, *_), saved = union_training.forward(x_MK, w, room)
-        given = BackwardInputs(dy_MK, d_l1, x_MK, w, saved)
-        dx_MK, *_ = gradients_of(given)
-    others = torch.arange(case.m, device=x_MK.device) != 70
+        inputs = BackwardInputs(dy_MK, d_l1, x_MK, w, saved)
+        dx_MK, *_ = gradients_of(inputs)
+    is_other = torch.arange(case.m, device=x_MK.device) != 70
     assert nnz_M[70] == case.n
     assert active_N.min() >= 1
     assert y_MK[70].isnan().all()
-    assert y_MK[others].isfinite().all()
-    assert dx_MK[others].isfinite().all()
+    assert y_MK[is_other].isfinite().all()
+    assert dx_MK[is_other].isfinite().all()

@@ -221,7 +221,7 @@ def exact(p: Problem) -> tuple[Outcome, dict[str, Tensor]]:
     w = FFNWeights(*weights)
     p, a = Problem(x_MK, w, p.dy_MK.double(), p.l1), _forward(x_MK, w)
     d_first_MN, d_up_MN = _gradients(p, a.y_MK, a.l1, [a.first_MN, a.up_MN], retain_graph=True)
-    found = _outcome(p, a.y_MK, a.l1, _pattern(a.first_MN))
+    outcome = _outcome(p, a.y_MK, a.l1, _pattern(a.first_MN))
 
     def of_products(one_AB: Tensor, other_BC: Tensor) -> Tensor:
         return one_AB.square().sum(0) @ other_BC.square().sum(1)
@@ -237,12 +237,12 @@ def exact(p: Problem) -> tuple[Outcome, dict[str, Tensor]]:
     if gated:
         squares["x_MK"] += of_products(d_first_MN, w.gate_NK)
         squares["gate_NK"] = of_products(d_first_MN.t(), x_MK)
-    return found, {name: squares[name].detach().sqrt() for name in found.values}
+    return outcome, {name: squares[name].detach().sqrt() for name in outcome.values}
 
 
-def errors(found: Outcome, right: Outcome) -> Tensor:
+def errors(actual: Outcome, right: Outcome) -> Tensor:
     """Of each value: the norm of what is wrong."""
-    pairs = ((value, right.values[name]) for name, value in found.values.items())
+    pairs = ((value, right.values[name]) for name, value in actual.values.items())
     return torch.stack([(value.double() - true).norm() for value, true in pairs])
 
 
@@ -252,25 +252,25 @@ SLACK, FLOOR_OF_FEW, FLOOR = 1.25, 2.0**-6, 2.0**-9
 MANY_TERMS, MANY_ELEMENTS = 10_000, 1000
 
 
-def check(p: Problem, found: Outcome, where: object) -> float:
+def check(p: Problem, actual: Outcome, where: object) -> float:
     """Values as near to float64 as dense bf16 comes, the pattern the same; the largest error."""
     right, spread = exact(p)
-    for name, own, true in zip(PATTERN, found.pattern, right.pattern, strict=True):
-        assert torch.equal(own, true), f"{where}: {name}"
-    assert found.values.keys() == right.values.keys()
-    for gradient, given in zip(found.gradients(), p.inputs, strict=True):
-        assert (gradient.dtype, gradient.shape) == (given.dtype, given.shape), where
+    for name, number, true in zip(PATTERN, actual.pattern, right.pattern, strict=True):
+        assert torch.equal(number, true), f"{where}: {name}"
+    assert actual.values.keys() == right.values.keys()
+    for gradient, leaf in zip(actual.gradients(), p.inputs, strict=True):
+        assert (gradient.dtype, gradient.shape) == (leaf.dtype, leaf.shape), where
     scale = torch.stack(list(spread.values()))
-    own, usual = errors(found, right), errors(dense(p), right)
-    numbers = torch.stack([own, usual, scale], 1).tolist()
+    number, usual = errors(actual, right), errors(dense(p), right)
+    numbers = torch.stack([number, usual, scale], 1).tolist()
     many_terms = int(right.pattern[0].sum()) >= MANY_TERMS
     for (name, value), (error, usual_error, size) in zip(
         right.values.items(), numbers, strict=True
     ):
-        many = many_terms and value.numel() >= MANY_ELEMENTS
-        most = SLACK * usual_error + (FLOOR if many else FLOOR_OF_FEW) * size
+        has_many = many_terms and value.numel() >= MANY_ELEMENTS
+        most = SLACK * usual_error + (FLOOR if has_many else FLOOR_OF_FEW) * size
         assert error <= most, f"{where}: {name} is {error:.3g} off where {most:.3g} may be"
-    return float((own / scale.clamp(min=1e-30)).max())
+    return float((number / scale.clamp(min=1e-30)).max())
 
 
 def random_case(choose: random.Random) -> Case:
@@ -306,13 +306,13 @@ def test_fuzz():
         case = random_case(choose)
         p = problem_of(case, choose.randrange(2**31))
         with poisoned():
-            found = sparse(p)
-            needed = int(found.pattern[2])
+            actual = sparse(p)
+            needed = int(actual.pattern[2])
             capacity = choose.choice([0, needed // 2, max(needed - 1, 0), needed, p.worst])
             again = sparse(p, capacity)
         where = f"case {number}: {case}, capacity {capacity} for {needed}"
-        largest = max(largest, check(p, found, where))
-        assert_same(found, again, where)
+        largest = max(largest, check(p, actual, where))
+        assert_same(actual, again, where)
     print(f"{FUZZ_CASES} cases, largest error {largest:.2e}")
 
 
@@ -369,11 +369,11 @@ def test_backward_waits_for_its_own_forward_and_for_nothing_after_it():
             torch.cuda._sleep(1_000_000_000)  # half a second: the head, the loss
             later = torch.cuda.Event()
             later.record()
-            found = torch.autograd.grad(y_MK, p.inputs, p.dy_MK)
+            actual = torch.autograd.grad(y_MK, p.inputs, p.dy_MK)
             was_early = not later.query()
         assert was_early
         right = torch.autograd.grad(sparse_ffn_training(p.x_MK, w, worst)[0], p.inputs, p.dy_MK)
-        assert all(map(torch.equal, found, right))
+        assert all(map(torch.equal, actual, right))
 
 
 @each_architecture
@@ -385,12 +385,12 @@ def test_nothing_of_all_tokens_and_neurons_is_kept_for_backward(gated):
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     y_MK, stats = sparse_ffn_training(p.x_MK, p.w, capacity)
-    kept = torch.cuda.memory_allocated() - before
+    kept_bytes = torch.cuda.memory_allocated() - before
     column = 2 * BLOCK_TOKENS * (2 if gated else 1) + 4 + 8  # gate and up, neuron, mask
     y_and_weights, statistics = 2 * k * (m + 3 * n), 4 * (m + n)
     allowed = capacity * column + y_and_weights + statistics + 2**20
     assert allowed < m * n / 2  # bytes: no such matrix
-    assert kept <= allowed, f"{kept:,} bytes for {capacity:,} columns"
+    assert kept_bytes <= allowed, f"{kept_bytes:,} bytes for {capacity:,} columns"
     assert int(stats.union_sum) <= capacity
     torch.autograd.grad((y_MK, stats.l1_sum), p.inputs, (p.dy_MK, torch.ones_like(stats.l1_sum)))
     del y_MK, stats
@@ -442,9 +442,9 @@ def test_whatever_lies_in_memory_as_it_likes(gated, dtype):
     assert_same(right, sparse(p._replace(x_MK=wide)), "every other value")
     # The gradient of a sum is one number, expanded.
     y_MK, _ = sparse_ffn_training(p.x_MK, p.w, p.worst)
-    found = torch.autograd.grad(y_MK.sum(), p.inputs)
+    actual = torch.autograd.grad(y_MK.sum(), p.inputs)
     expected = sparse(p._replace(dy_MK=torch.ones_like(p.dy_MK), l1=0.0)).gradients()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.timeout(600)
@@ -465,10 +465,10 @@ def test_compiled_with_weights_as_transposed_views():
 @pytest.mark.parametrize("gated", [True, False])
 def test_no_tokens_at_all(gated):
     p = problem_of(Case(0, 64, 136, gated=gated))
-    found = sparse(p)
-    assert found.values["y"].shape == (0, 64)
-    assert not any(tensor.any() for tensor in (*found.values.values(), *found.pattern))
-    assert [t.shape for t in found.gradients()] == [t.shape for t in p.inputs]
+    actual = sparse(p)
+    assert actual.values["y"].shape == (0, 64)
+    assert not any(tensor.any() for tensor in (*actual.values.values(), *actual.pattern))
+    assert [t.shape for t in actual.gradients()] == [t.shape for t in p.inputs]
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -494,12 +494,12 @@ def test_under_autocast_fp32_weights_have_unrounded_gradients(gated):
     with torch.autocast(DEVICE.type, BF16):
         y_MK, stats = sparse_ffn_training(wide.x_MK, wide.w, wide.worst)
     pattern = (stats.nnz_M, stats.active_N, stats.union_sum)
-    found = _outcome(wide, y_MK, stats.l1_sum, pattern)
+    actual = _outcome(wide, y_MK, stats.l1_sum, pattern)
     assert (y_MK.dtype, stats.l1_sum.dtype) == (BF16, torch.float32)
-    assert found.values["x_MK"].dtype == torch.float32
+    assert actual.values["x_MK"].dtype == torch.float32
     right.values["x_MK"] = right.values["x_MK"].float()
-    assert_same(right, found)
-    gradient = found.values["up_NK"]
+    assert_same(right, actual)
+    gradient = actual.values["up_NK"]
     assert gradient.dtype == torch.float32
     assert not torch.equal(gradient, gradient.bfloat16().float())
 
@@ -531,8 +531,8 @@ def test_operators_are_what_they_say(gated, capacity, ordered):
     torch.library.opcheck(operators.sparse_ffn_training.default, (*operands, *room))
     y_MK, l1_sum, *_, saved = operators.sparse_ffn_training(*operands, *room)
     detached = [t.detach() if torch.is_tensor(t) else t for t in operands]
-    given = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], "union", "relu")
-    torch.library.opcheck(operators.sparse_ffn_backward.default, (*given, *detached))
+    arguments = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], "union", "relu")
+    torch.library.opcheck(operators.sparse_ffn_backward.default, (*arguments, *detached))
 
 
 @pytest.mark.timeout(600)
@@ -560,8 +560,11 @@ def test_compiled_whole(gated, mode):
 @pytest.mark.parametrize("gated", [True, False])
 def test_in_a_cuda_graph_with_new_inputs(gated):
     case = Case(700, 264, 776, "topics", 0.05, gated, torch.float32)
-    p, others = problem_of(case), [problem_of(case._replace(kind=kind), 1) for kind in KINDS]
-    expected = [sparse(other) for other in others]
+    p, other_problems = (
+        problem_of(case),
+        [problem_of(case._replace(kind=kind), 1) for kind in KINDS],
+    )
+    expected = [sparse(other) for other in other_problems]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -570,15 +573,15 @@ def test_in_a_cuda_graph_with_new_inputs(gated):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        found = sparse(p)
-    for other, right in zip(others, expected, strict=True):
+        actual = sparse(p)
+    for other, right in zip(other_problems, expected, strict=True):
         with torch.no_grad():
-            for own, new in zip((*p.inputs, p.dy_MK), (*other.inputs, other.dy_MK), strict=True):
-                own.copy_(new)
+            for tensor, new in zip((*p.inputs, p.dy_MK), (*other.inputs, other.dy_MK), strict=True):
+                tensor.copy_(new)
         for _ in range(2):
             graph.replay()
         torch.cuda.synchronize()
-        assert_same(right, found)
+        assert_same(right, actual)
 
 
 @each_architecture
@@ -591,12 +594,12 @@ def test_on_other_streams_several_at_a_time():
     streams = [torch.cuda.Stream() for _ in problems]
     torch.cuda.synchronize()
     for share in (1.0, 1.0, 0.01, 1.0, 0.01):
-        found = []
+        actual = []
         for p, stream in zip(problems, streams, strict=True):
             with torch.cuda.stream(stream):
-                found.append(sparse(p, int(share * p.worst)))
+                actual.append(sparse(p, int(share * p.worst)))
         torch.cuda.synchronize()
-        for index, (one, other) in enumerate(zip(right, found, strict=True)):
+        for index, (one, other) in enumerate(zip(right, actual, strict=True)):
             assert_same(one, other, index)
 
 
@@ -612,9 +615,9 @@ def test_on_a_device_that_is_not_current():
     other = Problem(x_MK, FFNWeights(*weights), p.dy_MK.to("cuda:1"), p.l1)
     assert torch.cuda.current_device() == 0
     for capacity in (p.worst, 10):
-        found = sparse(other, capacity)
-        values = {name: value.to(DEVICE) for name, value in found.values.items()}
-        assert_same(right, Outcome(values, tuple(t.to(DEVICE) for t in found.pattern)))
+        actual = sparse(other, capacity)
+        values = {name: value.to(DEVICE) for name, value in actual.values.items()}
+        assert_same(right, Outcome(values, tuple(t.to(DEVICE) for t in actual.pattern)))
 
 
 @each_architecture
@@ -632,27 +635,27 @@ def test_the_module_computes_the_same_by_either_path(gated, activation):
     for kernels in ("dense", "sparse"):
         ffn.use_kernels(kernels)
         for dtype in (BF16, torch.float64) if kernels == "dense" else (BF16,):
-            own = ffn.double() if dtype == torch.float64 else ffn.float()
+            value = ffn.double() if dtype == torch.float64 else ffn.float()
             with torch.autocast(DEVICE.type, BF16, enabled=dtype == BF16):
-                y_BTK, stats = own.forward_with_stats(x_BTK.to(own.up_proj.weight.dtype))
-            own.zero_grad()
+                y_BTK, stats = value.forward_with_stats(x_BTK.to(value.up_proj.weight.dtype))
+            value.zero_grad()
             (y_BTK.double().square().sum() / 16 + stats.l1_sum).backward()
-            gradients = [p.grad.clone() for p in own.parameters()]
+            gradients = [p.grad.clone() for p in value.parameters()]
             values = [y_BTK.detach(), stats.l1_sum.detach(), *gradients]
             outcomes[kernels, dtype] = (values, [t.detach() for t in stats if t is not None])
             assert y_BTK.shape == x_BTK.shape
     exact = outcomes["dense", torch.float64][0]
 
     def wrong(kernels: str) -> list[float]:
-        found = outcomes[kernels, BF16][0]
-        pairs = zip(found, exact, strict=True)
-        return [float((own.double() - true).norm() / true.norm()) for own, true in pairs]
+        outcome = outcomes[kernels, BF16][0]
+        pairs = zip(outcome, exact, strict=True)
+        return [float((value.double() - true).norm() / true.norm()) for value, true in pairs]
 
-    for own, usual in zip(wrong("sparse"), wrong("dense"), strict=True):
-        assert own <= SLACK * usual + FLOOR
+    for value, usual in zip(wrong("sparse"), wrong("dense"), strict=True):
+        assert value <= SLACK * usual + FLOOR
     # A gate within rounding of zero may be active or not.
-    for own, usual in zip(outcomes["sparse", BF16][1], outcomes["dense", BF16][1], strict=True):
-        assert float((own.double() - usual.double()).abs().sum() / usual.double().sum()) < 1e-3
+    for value, usual in zip(outcomes["sparse", BF16][1], outcomes["dense", BF16][1], strict=True):
+        assert float((value.double() - usual.double()).abs().sum() / usual.double().sum()) < 1e-3
     ffn.float()
     with torch.no_grad(), torch.autocast(DEVICE.type, BF16):
         assert ffn.capacity_for(510) == 0

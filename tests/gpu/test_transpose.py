@@ -48,18 +48,18 @@ def _fuzz(count):
     return [(8 * draw.randint(1, 100), 8 * draw.randint(1, 100)) for _ in range(count)]
 
 
-@pytest.mark.parametrize(("given", "wanted"), TYPES, ids=str)
-def test_equals_pytorch_to_the_bit(given, wanted, kernel):
+@pytest.mark.parametrize(("dtype", "to_dtype"), TYPES, ids=str)
+def test_equals_pytorch_to_the_bit(dtype, to_dtype, kernel):
     for shape in [*SHAPES, *_fuzz(12)]:
         with named(shape):
-            matrix = _matrix(*shape, given)
+            matrix = _matrix(*shape, dtype)
             kernel.clear()
-            found, expected = transposed(matrix, wanted), matrix.t().to(wanted).contiguous()
+            actual, expected = transposed(matrix, to_dtype), matrix.t().to(to_dtype).contiguous()
             assert kernel == ["transpose"]
-            assert found.is_contiguous()
-            assert found.dtype == wanted
-            bits = torch.int16 if wanted == BF16 else torch.int32
-            assert torch.equal(found.view(bits), expected.view(bits))
+            assert actual.is_contiguous()
+            assert actual.dtype == to_dtype
+            bits = torch.int16 if to_dtype == BF16 else torch.int32
+            assert torch.equal(actual.view(bits), expected.view(bits))
 
 
 def test_pytorch_takes_what_the_kernel_does_not(kernel):

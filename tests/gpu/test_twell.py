@@ -53,16 +53,16 @@ def ffn_of(case, gate) -> tuple[Tensor, int, int]:
 def check_packing(case, gate, exact):
     """What is active is there as far as there are slots, and all of it is counted."""
     values, count = unpack_twell(gate.word, case.n)
-    near = (exact - case.threshold).abs() <= ROUNDING * max(case.threshold, 0.05)
-    active = torch.where(near, values != 0, exact > case.threshold)
+    is_close = (exact - case.threshold).abs() <= ROUNDING * max(case.threshold, 0.05)
+    active = torch.where(is_close, values != 0, exact > case.threshold)
     tiles = count.shape[1]
     padded = torch.nn.functional.pad(active, (0, 256 * tiles - case.n)).unflatten(1, (tiles, 256))
-    doubt = torch.nn.functional.pad(near, (0, 256 * tiles - case.n)).unflatten(1, (tiles, 256))
+    doubt = torch.nn.functional.pad(is_close, (0, 256 * tiles - case.n)).unflatten(1, (tiles, 256))
     assert ((count - padded.sum(2)).abs() <= doubt.sum(2)).all()
     held = (count < gate.word.shape[2])[:, :, None].expand_as(padded).flatten(1)[:, : case.n]
     right = torch.where(active & held, exact, 0)
-    found = torch.where(held, values, 0).double()
-    assert float((found - right).norm()) < 4e-3 * max(float(right.norm()), 1e-30)
+    actual = torch.where(held, values, 0).double()
+    assert float((actual - right).norm()) < 4e-3 * max(float(right.norm()), 1e-30)
 
 
 @each([*CASES, LONG_ROWS, *FUZZ, *FP16])
@@ -81,9 +81,9 @@ def test_packs_what_fires_and_the_ffn_equals_float64_whatever_overflows(case):
     if case.element != torch.float16:
         check_packing(case, packed, exact)
     count = packed.word[:, :, 0].clone()
-    found, overflowed, observed = ffn_of(case, packed)
-    assert torch.isfinite(found).all()
-    assert float((found.double() - right).norm()) < most
+    actual, overflowed, observed = ffn_of(case, packed)
+    assert torch.isfinite(actual).all()
+    assert float((actual.double() - right).norm()) < most
     assert observed == pytest.approx(float(nonzeros.mean()), rel=0.01, abs=1)
     by_tile, by_list = (count >= TWELL_WIDTH).any(1), count.sum(1) > MAX_ELL_WIDTH
     assert overflowed == int((by_tile | by_list).sum())

@@ -48,8 +48,8 @@ def _check_packing(m, n, threshold, element):
     pack("union", gate, threshold, union.arrays("count", "neuron", "value", "control"))
     kernels.union_entries(union)
     expected = torch.where(gate <= threshold, 0, gate).double()
-    found = union_cases.dense(union, m, n)
-    assert torch.equal(found.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))
+    actual = union_cases.dense(union, m, n)
+    assert torch.equal(actual.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))
 
     # Members are exactly the active neurons, in ascending order, and their zeros are +0.
     count, neuron, value, total = map(union.arrays.tensor, ("count", "neuron", "value", "total"))

@@ -182,36 +182,39 @@ def grads_of(
     w_NK = t.x_MK.new_empty(case.n, case.k)
     w = FFNWeights(w_NK if case.gated else None, w_NK, w_NK.t())
     out = added_to or MatrixGradients.empty(w, case.dtype)
-    given = BackwardInputs(t.dy_MK, torch.zeros(()), t.x_MK, w, t.columns)
+    inputs = BackwardInputs(t.dy_MK, torch.zeros(()), t.x_MK, w, t.columns)
     adds = added_to is not None
-    weight_grads(given, t.d_gate, t.d_up, out, adds=adds, num_nonzeros=num_nonzeros)
+    weight_grads(inputs, t.d_gate, t.d_up, out, adds=adds, num_nonzeros=num_nonzeros)
     return out
 
 
-def _check_sums(found: Tensor, values_MN: Tensor, active_MN: Tensor, rows_MK: Tensor) -> None:
+def _check_sums(actual: Tensor, values_MN: Tensor, active_MN: Tensor, rows_MK: Tensor) -> None:
     """Each element within rounding of float64's: of the result's dtype, and of fp32 sums."""
     values = values_MN.masked_fill(~active_MN, 0).double()
     expected = values.t() @ rows_MK.double()
     size = values.abs().t() @ rows_MK.double().abs()
-    rounding = 2.0**-8 if found.dtype == BF16 else 0.0
-    error = (found.double() - expected).abs()
+    rounding = 2.0**-8 if actual.dtype == BF16 else 0.0
+    error = (actual.double() - expected).abs()
     assert bool((error <= 1e-5 * size + rounding * expected.abs()).all()), error.max()
-    assert not found[~active_MN.any(0)].any()
+    assert not actual[~active_MN.any(0)].any()
 
 
 def check_against_float64(case: Case, t: Inputs) -> None:
     """All gradients of one case."""
     nnz = int(t.active_MN.sum())  # no more scratch memory than that
-    found_gate, found_up, found_down = grads_of(case, t, num_nonzeros=nnz)
+    actual_gate, actual_up, actual_down = grads_of(case, t, num_nonzeros=nnz)
     gate, up, d_gate, d_up = t.dense
-    for found in (found_gate, found_up, found_down):
-        assert found is None or (found.dtype, found.shape) == (case.dtype, (case.n, case.k))
-    _check_sums(found_up, d_up, t.active_MN, t.x_MK)
-    _check_sums(found_down, up if gate is None else gate * up, t.active_MN, t.dy_MK)
-    assert (found_gate is None) == (d_gate is None)
-    if found_gate is not None:
+    for gradient in (actual_gate, actual_up, actual_down):
+        assert gradient is None or (gradient.dtype, gradient.shape) == (
+            case.dtype,
+            (case.n, case.k),
+        )
+    _check_sums(actual_up, d_up, t.active_MN, t.x_MK)
+    _check_sums(actual_down, up if gate is None else gate * up, t.active_MN, t.dy_MK)
+    assert (actual_gate is None) == (d_gate is None)
+    if actual_gate is not None:
         assert d_gate is not None
-        _check_sums(found_gate, d_gate, t.active_MN, t.x_MK)
+        _check_sums(actual_gate, d_gate, t.active_MN, t.x_MK)
 
 
 def _device() -> torch.device:
@@ -228,11 +231,11 @@ def test_equals_float64(case):
 
 def check_added_to_what_is_there(case: Case, t: Inputs) -> None:
     """The sum of both, rounded once; rows of silent neurons stay what they are."""
-    own = grads_of(case, t)
-    before = [None if g is None else torch.randn_like(g) for g in own]
+    gradients = grads_of(case, t)
+    before = [None if g is None else torch.randn_like(g) for g in gradients]
     sums = MatrixGradients(*(None if b is None else b.clone() for b in before))
-    found = grads_of(case, t, added_to=sums)
-    for total, b, g, f in zip(sums, before, own, found, strict=True):
+    actual = grads_of(case, t, added_to=sums)
+    for total, b, g, f in zip(sums, before, gradients, actual, strict=True):
         assert f is total
         assert total is None or torch.equal(total, b + g)
 
@@ -243,8 +246,8 @@ def test_the_same_bits_every_time(case):
     first = grads_of(case, t)
     for _ in range(10):
         again = grads_of(case, t)
-        for expected, found in zip(first, again, strict=True):
-            assert torch.equal(expected, found)
+        for expected, actual in zip(first, again, strict=True):
+            assert torch.equal(expected, actual)
 
 
 def test_hot_groups_are_split_within_bounds():
@@ -278,16 +281,16 @@ def test_a_graph_follows_its_inputs():
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        found = grads_of(case, t)
+        actual = grads_of(case, t)
     t.columns.offset.copy_(replacement.columns.offset)
     for name in ("neuron", "mask", "gate", "up"):
         getattr(t.columns, name)[:used] = getattr(replacement.columns, name)
-    for own, new in zip(t[1:3], replacement[1:3], strict=True):
-        own[:used] = new
+    for gradients, new in zip(t[1:3], replacement[1:3], strict=True):
+        gradients[:used] = new
     t.x_MK.copy_(replacement.x_MK)
     t.dy_MK.copy_(replacement.dy_MK)
     for _ in range(2):
         graph.replay()
     torch.cuda.synchronize()
     expected = grads_of(other, replacement)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))

@@ -160,9 +160,9 @@ def poisoned_like(tensor: Tensor) -> Tensor:
     return torch.full_like(tensor, float("nan"))
 
 
-def _relative(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
+def _relative(actual: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
     size = (expected if scale is None else scale).norm().clamp(min=1e-30)
-    return float((found.double() - expected).norm() / size)
+    return float((actual.double() - expected).norm() / size)
 
 
 def check_against_float64(kernels: ModuleType, case: Case) -> None:
@@ -173,8 +173,8 @@ def check_against_float64(kernels: ModuleType, case: Case) -> None:
     kernels.gate_union(t.x_MK, t.weights(threshold), union)
     exact = linear64(t.x_MK, t.w_gate_NK, t.b_gate_N)
     gate = dense(union, m, n)
-    near = (exact - threshold).abs() <= ROUNDING * threshold
-    active = torch.where(near, gate != 0, exact > threshold)
+    is_close = (exact - threshold).abs() <= ROUNDING * threshold
+    active = torch.where(is_close, gate != 0, exact > threshold)
     assert _relative(gate, torch.where(active, exact, 0)) < case.rounds(4e-3)
 
     kernels.union_up(t.x_MK, t.weights(threshold), union)
@@ -214,9 +214,11 @@ def check_nan_passes(kernels: ModuleType, threshold: float, element: torch.dtype
     clean = _run(kernels, t, threshold)
     t.x_MK[70] = float("nan")
     y = _run(kernels, t, threshold)
-    others = torch.arange(200, device=y.device) != 70
+    is_other = torch.arange(200, device=y.device) != 70
     assert y[70].isnan().all()
-    assert _relative(y[others], clean[others].double()) < 4e-3  # other unions, other order of sums
+    assert (
+        _relative(y[is_other], clean[is_other].double()) < 4e-3
+    )  # other unions, other order of sums
 
     # Times the zeros that stand for what lies past M and N, NaN and infinity are NaN.
     union = poisoned_union(200, 776, element)

@@ -36,12 +36,12 @@ def test_it_comes_before_torch_is_imported(tiny_overrides):
     blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
     command = ["train", "debug", *set_arguments(tiny_overrides)]
     code = f"{blocked}from sparsellm.cli import main\nmain({command})"
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=process_env()
     )
-    assert "import of torch halted" in found.stderr
-    assert found.stdout.startswith("sparsellm ")
-    assert "folder" in found.stdout
+    assert "import of torch halted" in done.stderr
+    assert done.stdout.startswith("sparsellm ")
+    assert "folder" in done.stdout
 
 
 def test_a_node_of_eight():
@@ -186,11 +186,11 @@ def test_kernels_and_why(overrides, says, monkeypatch):
 
 def test_sparse_kernels_without_a_gpu_are_refused(tiny_overrides, cli_here, monkeypatch):
     monkeypatch.delenv("SPARSELLM_REFERENCE_KERNELS")
-    own = set_arguments([*tiny_overrides, "ffn.kernels=sparse"])
-    found = cli_here("train", "debug", *own)
-    assert found.returncode == 1
-    assert "ffn.kernels: sparse needs a GPU" in found.stderr
-    assert "set ffn.kernels=auto" in found.stderr
+    arguments = set_arguments([*tiny_overrides, "ffn.kernels=sparse"])
+    done = cli_here("train", "debug", *arguments)
+    assert done.returncode == 1
+    assert "ffn.kernels: sparse needs a GPU" in done.stderr
+    assert "set ffn.kernels=auto" in done.stderr
 
 
 def test_signs_of_life(monkeypatch):
@@ -220,18 +220,18 @@ def test_on_a_terminal_seconds_are_counted_in_place(monkeypatch):
     monkeypatch.setattr("sparsellm.waiting.QUIET_SECONDS", 0.02)
     monkeypatch.setattr("sparsellm.waiting.TICK_SECONDS", 0.02)
     monkeypatch.setenv("COLUMNS", "21")
-    several, told = threading.Event(), []
+    several, shown = threading.Event(), []
 
     def write(text: str) -> None:
-        told.append(text)
-        if len(told) > 6:
+        shown.append(text)
+        if len(shown) > 6:
             several.set()
 
     terminal = SimpleNamespace(isatty=lambda: True, write=write, flush=lambda: None)
     monkeypatch.setattr("sys.stderr", terminal)
     with waiting("loading"):
         assert several.wait(10)
-    lines = "".join(told)
+    lines = "".join(shown)
     assert lines.startswith(f"\r{'loading …':20}\r\r{'loading … 0 s':20}\r")
     assert re.search(r"\r {20}\rloading: 0 s\n$", lines)
 

@@ -31,9 +31,9 @@ def another_rank(monkeypatch):
 
     def have(**changes):
         def gather(everyone):
-            [own] = everyone
-            other = own[1] | {key.replace("_", " "): value for key, value in changes.items()}
-            return [own, ("b", other)]
+            [entry] = everyone
+            other = entry[1] | {key.replace("_", " "): value for key, value in changes.items()}
+            return [entry, ("b", other)]
 
         monkeypatch.setattr(consensus, "gather_object", gather)
 
@@ -46,8 +46,8 @@ def test_who_has_what_is_said_the_most_common_last():
         "step: 6 on rank 2 (b), 4 on rank 0 (a), rank 1 (a)",
         "torch: 2 on rank 2 (b), nothing on rank 0 (a), rank 1 (a)",
     ]
-    many = [{"step": str(int(rank == 5))} for rank in range(9)]
-    assert differences(many, "a" * 9) == ["step: 1 on rank 5 (a), 0 on 8 ranks"]
+    nine_ranks = [{"step": str(int(rank == 5))} for rank in range(9)]
+    assert differences(nine_ranks, "a" * 9) == ["step: 1 on rank 5 (a), 0 on 8 ranks"]
     assert differences(values[:2], "aa") == []
 
 
@@ -76,20 +76,20 @@ def test_other_libraries_are_refused_and_other_settings_of_nccl_are_named(
             compare_environments(recipe, accelerator)
 
     def gather(everyone):
-        [own] = everyone
-        values = own[1]
+        [entry] = everyone
+        values = entry[1]
         if "the device" not in values:  # what nodes may differ in
             values = values | {"NCCL_IB_DISABLE": "1", "the driver": "9"}
-        return [own, ("b", values)]
+        return [entry, ("b", values)]
 
     monkeypatch.setattr(consensus, "gather_object", gather)
     monkeypatch.delenv("NCCL_IB_DISABLE", raising=False)
     compare_environments(recipe, accelerator)
-    said = capsys.readouterr().out
-    assert "warning: the ranks differ in " in said
-    assert "NCCL_IB_DISABLE: nothing on rank 0 (" in said
-    assert ", 1 on rank 1 (b)" in said
-    assert "the driver: " in said
+    output = capsys.readouterr().out
+    assert "warning: the ranks differ in " in output
+    assert "NCCL_IB_DISABLE: nothing on rank 0 (" in output
+    assert ", 1 on rank 1 (b)" in output
+    assert "the driver: " in output
 
 
 @pytest.mark.slow
@@ -106,13 +106,18 @@ def test_a_rank_that_sees_other_text_is_named_fresh_or_resumed(
         for folder in (tmp_path, other):
             (folder / f"{name}.txt").write_text(text)
     monkeypatch.chdir(tmp_path)
-    own = [*tiny_overrides, "train.micro_batch_size=1", "data.corpus=local", "data.tokenizer=bytes"]
-    own += [f"data.{key}=[{tmp_path}/{name}.jsonl]" for key, name in corpus.items()]
+    overrides = [
+        *tiny_overrides,
+        "train.micro_batch_size=1",
+        "data.corpus=local",
+        "data.tokenizer=bytes",
+    ]
+    overrides += [f"data.{key}=[{tmp_path}/{name}.jsonl]" for key, name in corpus.items()]
     faulty = str(ROOT / "tests" / "training" / "faulty_rank.py")
 
     def train(folder):
         program = [faulty, "elsewhere", "1", str(folder), "train", "--recipe", "debug"]
-        return ranks(2, *program, *set_arguments(own))
+        return ranks(2, *program, *set_arguments(overrides))
 
     for edited in corpus.values():
         (other / f"{edited}.txt").write_text(text[:99_999] + "?" + text[100_000:])
@@ -139,12 +144,12 @@ def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkey
     assert identity.seen_here(shards)[0][str(paths[1])] == "No such file or directory"
 
     def gather(everyone):
-        [own] = everyone
+        [entry] = everyone
         """The second rank's copy of the first file was written at another time."""
-        values = own[1]
+        values = entry[1]
         if values.get("files") == consensus.short_hash(times):
-            return [own, ("b", {"files": "other"})]
-        return [own, ("b", values | ({str(paths[0]): "17"} if values == times else {}))]
+            return [entry, ("b", {"files": "other"})]
+        return [entry, ("b", values | ({str(paths[0]): "17"} if values == times else {}))]
 
     paths[1].write_text("x" * 2000)
     times |= {str(paths[1]): str(paths[1].stat().st_mtime_ns)}
@@ -152,8 +157,8 @@ def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkey
     accelerator = build_accelerator(tiny())
     monkeypatch.setattr(type(accelerator), "num_processes", 2)
     compare_files(corpora, load_tokenizer("bytes"), accelerator)
-    said = capsys.readouterr().out
-    assert f"too large to compare: {paths[0]}: {times[str(paths[0])]} on rank 0 (" in said
+    output = capsys.readouterr().out
+    assert f"too large to compare: {paths[0]}: {times[str(paths[0])]} on rank 0 (" in output
 
 
 def test_the_checkpoint_is_compared_by_its_id(tiny, another_rank):

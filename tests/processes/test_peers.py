@@ -21,9 +21,11 @@ FAULTY = ROOT / "tests" / "training" / "faulty_rank.py"
 
 def _launch(overrides, kind):
     """Rank 1 of 2 meets the fault before its fourth step."""
-    own = [*overrides, "train.steps=100000", "train.micro_batch_size=1", f"name={kind}"]
-    own += ["checkpoint.every_steps=100000", "validation.every_steps=0"]
-    return launched(str(FAULTY), kind, "1", "3", "train", "--recipe", "debug", *set_arguments(own))
+    settings = [*overrides, "train.steps=100000", "train.micro_batch_size=1", f"name={kind}"]
+    settings += ["checkpoint.every_steps=100000", "validation.every_steps=0"]
+    return launched(
+        str(FAULTY), kind, "1", "3", "train", "--recipe", "debug", *set_arguments(settings)
+    )
 
 
 @pytest.mark.slow
@@ -44,9 +46,9 @@ def _launch(overrides, kind):
 def test_one_rank_tells_its_error_and_the_others_end(tiny_overrides, kind, message):
     failed = _launch(tiny_overrides, kind)
     assert failed.returncode == 1
-    told, _, launcher = failed.stderr.partition("torch/distributed/elastic")
+    stderr, _, launcher = failed.stderr.partition("torch/distributed/elastic")
     if kind != "kill":  # the launcher sees that before the other rank does
-        assert told.count("error (rank") == told.count(message) == 1, told
+        assert stderr.count("error (rank") == stderr.count(message) == 1, stderr
         assert launcher.split("Root Cause")[1].count(message) == 1
     assert failed.stderr.count("Traceback") == 1 + (kind == "raise")  # the launcher's own
     assert message in failed.stderr
@@ -58,19 +60,19 @@ def test_one_rank_tells_its_error_and_the_others_end(tiny_overrides, kind, messa
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_rank_killed_while_it_saves_ends_the_others(tiny_overrides, rank):
     """The others train on meanwhile, and a thread of each waits for all parts to be written."""
-    own = [*tiny_overrides, "train.steps=100000", "train.micro_batch_size=1", "name=killed"]
-    own += ["validation.every_steps=0"]  # saves after every second step
+    settings = [*tiny_overrides, "train.steps=100000", "train.micro_batch_size=1", "name=killed"]
+    settings += ["validation.every_steps=0"]  # saves after every second step
     program = [str(FAULTY), "kill-save", str(rank), "1", "train", "--recipe", "debug"]
-    failed = launched(*program, *set_arguments(own))
-    ended = time.time()
+    failed = launched(*program, *set_arguments(settings))
+    end_time = time.time()
     assert failed.returncode == 1
     # torchrun repeats the line in its own summary, indented.
     [line] = [line for line in failed.stderr.splitlines() if line.startswith("error")]
     assert f"rank {rank} (" in line
     assert "ended without a word (killed, or out of memory?)" in line
     assert failed.stderr.count("Traceback") == 1  # the launcher's own
-    run_path = load_recipe("debug", own).run_path
-    assert ended - (run_path / METRICS_FILE).stat().st_mtime < 30
+    run_path = load_recipe("debug", settings).run_path
+    assert end_time - (run_path / METRICS_FILE).stat().st_mtime < 30
     assert not processes_with(f"logging.run_dir={run_path.parent}")
     # The save before is whole, and no trace of the other is taken for one.
     path = checkpoint.latest(run_path / "checkpoints")
@@ -88,24 +90,24 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
     failed = _launch([*tiny_overrides, "runtime.timeout_minutes=2"], kind)
     assert failed.returncode == 1
     assert time.monotonic() - began < 110  # less than the timeout of the collective
-    told = failed.stderr.partition("torch/distributed/elastic")[0]
-    assert told.count("error:") == 1, told
-    assert "Traceback" not in told
+    stderr = failed.stderr.partition("torch/distributed/elastic")[0]
+    assert stderr.count("error:") == 1, stderr
+    assert "Traceback" not in stderr
     if kind == "sleep":  # its watching thread lives: what it does is known
-        assert told.count("runtime.timeout_minutes 2") == 1
-        assert re.search(r"step 4 has not ended after 1\d s\. rank 1 \(\S+ process \d+\): ", told)
-        assert re.search(r"rank 0 \(\S+ process \d+\): waiting for others for 1\d s", told)
+        assert stderr.count("runtime.timeout_minutes 2") == 1
+        assert re.search(r"step 4 has not ended after 1\d s\. rank 1 \(\S+ process \d+\): ", stderr)
+        assert re.search(r"rank 0 \(\S+ process \d+\): waiting for others for 1\d s", stderr)
         # Named while there is hope, too, and then ever more rarely.
         assert failed.stdout.count("warning: step 4 has not ended") in (1, 2)
     else:
-        assert re.search(r"rank 1 \(\S+ process \d+\) gave no sign of life for 12 s", told)
+        assert re.search(r"rank 1 \(\S+ process \d+\) gave no sign of life for 12 s", stderr)
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_validation_that_fails_on_one_rank_leaves_none_waiting(tiny_overrides):
-    own = [*tiny_overrides, "train.micro_batch_size=1", "name=validated"]
-    arguments = ["train", "--recipe", "debug", *set_arguments(own)]
+    settings = [*tiny_overrides, "train.micro_batch_size=1", "name=validated"]
+    arguments = ["train", "--recipe", "debug", *set_arguments(settings)]
     done = launched(str(FAULTY), "validation", "1", "0", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("injected fault of a validation") == 1
@@ -115,28 +117,28 @@ def test_a_validation_that_fails_on_one_rank_leaves_none_waiting(tiny_overrides)
 @pytest.mark.slow
 def test_without_the_main_ranks_launcher_the_others_say_so(tiny_overrides, tmp_path):
     """Two nodes; the first one's launcher has the store by which ranks tell one another."""
-    own = [*tiny_overrides, "train.steps=100000", "train.micro_batch_size=1", "name=two-nodes"]
+    settings = [*tiny_overrides, "train.steps=100000", "train.micro_batch_size=1", "name=two-nodes"]
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     arguments = ["--num_machines=2", "--num_processes=2", "--main_process_ip=localhost"]
     arguments.append(f"--main_process_port={port}")
-    program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(own)]
+    program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(settings)]
     nodes = []
     for rank in range(2):
         output = tmp_path / f"node{rank}"
         words = [*arguments, f"--machine_rank={rank}", *program]
         nodes.append(launch(1, *words, out=output, errors=output))
     end = time.monotonic() + 60
-    while "step      2/" not in (said := (tmp_path / "node0").read_text()):
-        assert time.monotonic() < end, said
+    while "step      2/" not in (printed := (tmp_path / "node0").read_text()):
+        assert time.monotonic() < end, printed
         time.sleep(0.1)
     nodes[0].send_signal(signal.SIGKILL)
     nodes[0].wait()
     assert nodes[1].wait(timeout=60) == 1
-    said = (tmp_path / "node1").read_text()
-    assert "error (rank 1): the main rank is gone (" in said
-    assert said.count("Traceback") == 1  # the launcher's own
+    printed = (tmp_path / "node1").read_text()
+    assert "error (rank 1): the main rank is gone (" in printed
+    assert printed.count("Traceback") == 1  # the launcher's own
     assert not wait_until_gone(processes_with("name=two-nodes"), 20)
 
 

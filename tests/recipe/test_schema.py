@@ -103,8 +103,8 @@ def test_memory_is_estimated_as_it_was_measured():
         keys = ("global_batch_tokens", "micro_batch_size")
         bytes_ = ["data.corpus=sample", "data.tokenizer=bytes"] if "vocab_size" in case else []
         sizes = [f"train.{key}={case[key]}" for key in keys]
-        own = [f"runtime.precision={case['precision']}"] if "precision" in case else []
-        recipe = load_recipe(case["recipe"], [*bytes_, *sizes, *own])
+        overrides = [f"runtime.precision={case['precision']}"] if "precision" in case else []
+        recipe = load_recipe(case["recipe"], [*bytes_, *sizes, *overrides])
         assert recipe.padded_vocab_size == case.get("vocab_size", 50_304)
         shards = case["gpus"] if case["config"] == "fsdp2" else 1
         estimate = estimate_memory(recipe, shards).total / 2**30
@@ -353,17 +353,17 @@ def test_sparse_kernels_need_relu():
 
 @pytest.mark.parametrize("l1", ["1e-3", "0"])
 def test_gates_have_a_learning_rate_of_their_own_only_beside_muon(l1):
-    own, muon = "optimizer.gate_learning_rate=1e-3", "optimizer.name=muon"
+    gate_rate, muon = "optimizer.gate_learning_rate=1e-3", "optimizer.name=muon"
     dense_or_sparse = f"sparsity.l1_coefficient={l1}"
-    assert load_recipe("debug", [own, muon, dense_or_sparse]).optimizer.gate_peak == 1e-3
+    assert load_recipe("debug", [gate_rate, muon, dense_or_sparse]).optimizer.gate_peak == 1e-3
     eighth = load_recipe("debug", [muon, dense_or_sparse, "optimizer.learning_rate=8e-3"])
     assert eighth.optimizer.gate_peak == 1e-3
     refused = r"{} needs optimizer.name: muon.*optimizer.learning_rate.*; set it to null"
-    for key in (own, "optimizer.gate_optimizer=muon", "optimizer.gate_optimizer=adamw"):
+    for key in (gate_rate, "optimizer.gate_optimizer=muon", "optimizer.gate_optimizer=adamw"):
         with pytest.raises(ValueError, match=refused.format(key.split("=")[0])):
             load_recipe("debug", [key, dense_or_sparse])
     with pytest.raises(ValueError, match=r"gate_learning_rate needs .*gate_optimizer: adamw"):
-        load_recipe("debug", [own, muon, dense_or_sparse, "optimizer.gate_optimizer=muon"])
+        load_recipe("debug", [gate_rate, muon, dense_or_sparse, "optimizer.gate_optimizer=muon"])
 
 
 def test_adamw_updates_gates_beside_muon_but_not_the_up_projection_of_a_dense_model():

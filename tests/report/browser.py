@@ -153,19 +153,19 @@ class Browser:
 
     def problems(self) -> list[str]:
         """Console errors and warnings, uncaught exceptions, and blocked or failed loads."""
-        found = []
+        messages = []
         for event in self.events:
             params = event["params"]
             match event["method"]:
                 case "Runtime.exceptionThrown":
-                    found.append(json.dumps(params["exceptionDetails"]))
+                    messages.append(json.dumps(params["exceptionDetails"]))
                 case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning", "assert"):
-                    found.append(json.dumps(params["args"]))
+                    messages.append(json.dumps(params["args"]))
                 case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
-                    found.append(params["entry"]["text"])
+                    messages.append(params["entry"]["text"])
                 case "Network.loadingFailed":
-                    found.append(params["errorText"])
-        return found
+                    messages.append(params["errorText"])
+        return messages
 
     def requests(self) -> list[str]:
         """What the page asked for since `open`; ``data:`` is part of the page."""

@@ -170,10 +170,10 @@ def test_thinning_keeps_ends_and_spikes():
     points = [(i, 1.0) for i in range(10_000)]
     points[5_003] = (5_003, 9.0)
     points[7_777] = (7_777, -9.0)
-    kept = thin(points, 100)
-    assert len(kept) <= 100
-    assert kept == sorted(kept)
-    assert {points[0], points[-1], points[5_003], points[7_777]} <= set(kept)
+    thinned = thin(points, 100)
+    assert len(thinned) <= 100
+    assert thinned == sorted(thinned)
+    assert {points[0], points[-1], points[5_003], points[7_777]} <= set(thinned)
     assert thin(points[:100], 100) == points[:100]
 
 
@@ -277,8 +277,10 @@ def test_evaluations_of_every_kind(tiny):
     suite = {"tasks": {"boolq": {"metric": "acc", "in_mean": True}}}
     whole = {"step": 2, "tokens": 512, "limit": None, "mean": 0.5, "mean_stderr": 0.01}
     save("checkpoints/eval_step_00000002.json", whole | {"tasks": {"boolq": task}, "suite": suite})
-    many = {name: task | SHORT for name in ("boolq", "piqa", "sciq")}
-    save("checkpoints/eval_tried.json", whole | {"limit": 5, "tasks": many})  # loses: cut short
+    several_tasks = {name: task | SHORT for name in ("boolq", "piqa", "sciq")}
+    save(
+        "checkpoints/eval_tried.json", whole | {"limit": 5, "tasks": several_tasks}
+    )  # loses: cut short
     unnamed = {"tasks": {"wiki": {"word_perplexity": 12.5, "acc": 0.25, "version": "2.0"}}}
     save("checkpoints/step_00000003/eval.json", unnamed)
 
@@ -304,8 +306,8 @@ def test_what_was_cut_short_is_marked(tiny):
     path = write_run(recipe, [record(recipe, 1), logged | {"tasks": tasks}])
     [run] = read_runs([path])
     assert [evaluation.limit for evaluation in run.evaluations] == [5]
-    told = "debug: only the first 5 rows of each task, not a result to report"
-    assert told in evaluation_table([run])
+    caveat = "debug: only the first 5 rows of each task, not a result to report"
+    assert caveat in evaluation_table([run])
     lines = run_series(run)["lines"]
     assert lines["evaluation"] == {"x": [], "y": []}
     assert lines["evaluation_limited"] == {"x": [256], "y": [0.4]}
@@ -326,8 +328,8 @@ def test_many_other_tasks_do_not_hide_the_suites_mean(tiny):
     for name, value, tasks in (("", 0.5, ["piqa"]), ("_mmlu", None, ["law", "logic", "virology"])):
         scored = {"step": 1, "mean": value, "tasks": {task: {"acc": 0.3} for task in tasks}}
         (path / "checkpoints" / f"eval_step_00000001{name}.json").write_text(json.dumps(scored))
-    [found] = read_evaluations(path, [])
-    assert found.mean == Score(0.5, None)
+    [evaluation] = read_evaluations(path, [])
+    assert evaluation.mean == Score(0.5, None)
 
 
 def test_the_usual_kernels_scores_come_before_those_of_others(tiny):
@@ -337,8 +339,8 @@ def test_the_usual_kernels_scores_come_before_those_of_others(tiny):
     for name, value in (("_bf16", 0.3), ("", 0.5), ("_sparse", 0.4)):
         scored = {"step": 1, "mean": value, "tasks": {"piqa": {"acc": value}}}
         (path / "checkpoints" / f"eval_step_00000001{name}.json").write_text(json.dumps(scored))
-    [found] = read_evaluations(path, [])
-    assert found.mean == Score(0.5, None)
+    [evaluation] = read_evaluations(path, [])
+    assert evaluation.mean == Score(0.5, None)
 
 
 def test_without_evaluations_the_report_says_so(tiny):
@@ -418,9 +420,9 @@ def lab(color, vision):
     """CIELAB (D65) of ``rrggbb`` as a reader with that vision sees it."""
     rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (0, 2, 4)])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    seen = np.clip(np.array(vision) @ linear, 0, 1)
+    linear_rgb = np.clip(np.array(vision) @ linear, 0, 1)
     to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    xyz = np.array(to_xyz) @ seen / [0.9505, 1, 1.089]
+    xyz = np.array(to_xyz) @ linear_rgb / [0.9505, 1, 1.089]
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
@@ -606,10 +608,10 @@ def test_of_several_paths_those_without_records_are_skipped(tmp_path, tiny_overr
     (runs / "begun").mkdir()
     (runs / "begun" / "metrics.jsonl").write_text("")
     (runs / "notes.txt").write_text("")
-    found = cli_here("report", *map(str, sorted(runs.iterdir())), "--out", str(tmp_path / "a.html"))
-    assert found.returncode == 0, found.stderr
-    assert f"skipped {runs}/begun: nothing was logged yet" in found.stderr
-    assert f"skipped {runs}/notes.txt: it has no metrics.jsonl" in found.stderr
+    done = cli_here("report", *map(str, sorted(runs.iterdir())), "--out", str(tmp_path / "a.html"))
+    assert done.returncode == 0, done.stderr
+    assert f"skipped {runs}/begun: nothing was logged yet" in done.stderr
+    assert f"skipped {runs}/notes.txt: it has no metrics.jsonl" in done.stderr
     assert (tmp_path / "a.html").is_file()
     alone = cli_here("report", str(runs / "begun"))
     assert "nothing was logged yet, so there is nothing to report" in alone.stderr

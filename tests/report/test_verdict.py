@@ -15,7 +15,7 @@ def run(losses=(), ends=(), **changes):
         recipe=load_recipe("debug"),
         train=[record],
         validation=[{"loss": loss} for loss in losses],
-        session_ends={str(number): {"how": how} for number, how in enumerate(ends)},
+        session_ends={str(number): {"how": outcome} for number, outcome in enumerate(ends)},
     )
 
 

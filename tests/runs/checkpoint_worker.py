@@ -82,8 +82,8 @@ def main(folder: Path) -> None:
     train(model, optimizer, steps=3)
     expected = wholes(model, optimizer)
 
-    def same(found):
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    def same(actual):
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
     replicated = save(folder / "replicated", group, snapshot(3, model, optimizer))
 

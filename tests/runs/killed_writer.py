@@ -49,13 +49,13 @@ def _write(folder: Path, number: int) -> None:
 def _check(folder: Path) -> None:
     path = checkpoint.latest(folder)
     assert path is not None
-    found = checkpoint.load(path)
-    assert found.step in (1, 2, 3)
-    for kind, value in (("model", found.step), ("optimizer", found.step + 0.5)):
+    loaded = checkpoint.load(path)
+    assert loaded.step in (1, 2, 3)
+    for kind, value in (("model", loaded.step), ("optimizer", loaded.step + 0.5)):
         [tensor] = checkpoint.read_kind(path, kind).values()
         assert torch.equal(tensor, torch.full((8,), float(value)))
     # As a resumed run would save them: those that were published, but not named yet, are set aside.
-    for step in range(found.step + 1, 5):
+    for step in range(loaded.step + 1, 5):
         saver.save(folder, _snapshot(step), keep=1)
     names = {p.name for p in folder.iterdir() if p.suffix != ".stray"}
     assert names == {"latest", "step_00000004"}

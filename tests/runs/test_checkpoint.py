@@ -66,20 +66,20 @@ def test_tensors_may_change_as_soon_as_a_save_has_begun(tmp_path, monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(saver, "_write_files", late)
-    own, snapshot = saver.Saver(tmp_path, keep=1), _snapshot(3)
+    writer, snapshot = saver.Saver(tmp_path, keep=1), _snapshot(3)
     kinds = {"model": snapshot.model, "optimizer": snapshot.optimizer, "stats": snapshot.stats}
     kinds["rank_00000"] = snapshot.rng
-    before = {kind: {n: t.clone() for n, t in own.items()} for kind, own in kinds.items()}
-    own.begin(snapshot)
+    before = {kind: {n: t.clone() for n, t in tensors.items()} for kind, tensors in kinds.items()}
+    writer.begin(snapshot)
     for tensors in kinds.values():
         for tensor in tensors.values():
             tensor.zero_()
     changed.set()
-    path = own.wait()
-    own.close()
+    path = writer.wait()
+    writer.close()
     for kind, tensors in before.items():
-        found = read_tensors(path / f"{kind}.safetensors", "")
-        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+        read = read_tensors(path / f"{kind}.safetensors", "")
+        assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
 
 def test_keeps_the_newest(tmp_path):
@@ -121,11 +121,11 @@ def test_while_steps_are_skipped_the_checkpoints_from_before_stay(tmp_path):
     for step in (6, 8, 10):
         skips = replace(_snapshot(step), trainer={"step": step, "skipped_in_a_row": step - 5})
         saver.save(tmp_path, skips, keep=2)
-    kept = ["step_00000002", "step_00000004", "step_00000010"]
-    assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == kept
+    names = ["step_00000002", "step_00000004", "step_00000010"]
+    assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == names
     saver.save(tmp_path, _snapshot(12), keep=2)
-    kept = ["step_00000010", "step_00000012"]
-    assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == kept
+    names = ["step_00000010", "step_00000012"]
+    assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == names
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_a_failure_of_the_last_save_is_a_warning_with_its_reason(tmp_path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(saver, "_write_files", full)
-    own = saver.Saver(tmp_path, keep=1)
-    own.begin(_snapshot(1))
-    own.close()
+    writer = saver.Saver(tmp_path, keep=1)
+    writer.begin(_snapshot(1))
+    writer.close()
     err = capsys.readouterr().err
     assert "step_00000001 was not written: [Errno 28] No space left on device; there is no" in err
     assert "Free space and start again" in err
@@ -184,26 +184,26 @@ def test_a_failure_of_the_last_save_is_a_warning_with_its_reason(tmp_path, monke
 @pytest.fixture
 def three_ranks(tmp_path, monkeypatch):
     """Savers of three ranks, which are threads of this process."""
-    barrier, given = threading.Barrier(3, timeout=30), [None] * 3
+    barrier, contributions = threading.Barrier(3, timeout=30), [None] * 3
 
-    def gather(everyone, own, group):
-        given[group.rank] = own
+    def gather(everyone, contribution, group):
+        contributions[group.rank] = contribution
         barrier.wait()
-        everyone[:] = deepcopy(given)
+        everyone[:] = deepcopy(contributions)
         barrier.wait()
 
     monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
-    monkeypatch.setattr(dist, "get_world_size", lambda group: len(given))
+    monkeypatch.setattr(dist, "get_world_size", lambda group: len(contributions))
     monkeypatch.setattr(dist, "all_gather_object", gather)
     savers = [saver.Saver(tmp_path, 2, ["0"], SimpleNamespace(rank=rank)) for rank in range(3)]
     yield savers
-    for own in savers:
-        own.close()
+    for writer in savers:
+        writer.close()
 
 
 def _begin(savers, snapshot):
-    for rank, own in enumerate(savers):
-        own.begin(replace(snapshot, data={"cursor": rank}))
+    for rank, writer in enumerate(savers):
+        writer.begin(replace(snapshot, data={"cursor": rank}))
 
 
 def test_ranks_share_out_what_all_have_and_the_first_publishes_it(tmp_path, three_ranks):
@@ -211,7 +211,7 @@ def test_ranks_share_out_what_all_have_and_the_first_publishes_it(tmp_path, thre
     for step in (4, 8):
         _begin(three_ranks, replace(_snapshot(step), model=tensors))
         path = tmp_path / checkpoint.step_name(step)
-        assert [own.wait() for own in three_ranks] == [path] * 3
+        assert [writer.wait() for writer in three_ranks] == [path] * 3
     assert checkpoint.latest(tmp_path) == path
     shares = [load_file(path / f"model-0000{rank}-of-00003.safetensors") for rank in (1, 2, 3)]
     assert sorted(name for share in shares for name in share) == sorted(tensors)
@@ -228,7 +228,7 @@ def test_ranks_share_out_what_all_have_and_the_first_publishes_it(tmp_path, thre
 
 def test_the_failure_of_one_rank_is_that_of_all_and_names_it(tmp_path, three_ranks, monkeypatch):
     _begin(three_ranks, _snapshot(1))
-    assert all(own.wait() for own in three_ranks)
+    assert all(writer.wait() for writer in three_ranks)
     real = saver._write_files
 
     def full(partial, texts, tensors):
@@ -238,12 +238,12 @@ def test_the_failure_of_one_rank_is_that_of_all_and_names_it(tmp_path, three_ran
 
     monkeypatch.setattr(saver, "_write_files", full)
     _begin(three_ranks, _snapshot(2))
-    for own in three_ranks:
+    for writer in three_ranks:
         with pytest.raises(
             CheckpointError,
             match=r"left on device \(rank 2\); .*/step_00000001 is intact. Free space and start ag",
         ):
-            own.wait()
+            writer.wait()
     assert _names(tmp_path) == ["latest", "step_00000001"]
 
 
@@ -385,12 +385,12 @@ def test_a_rank_saves_its_shards_and_gets_them_back(tmp_path, process_group):
     model, optimizer = sharded()
     model(torch.ones(1, 5)).sum().backward()
     optimizer.step()
-    kept = state.gather_model(model)
+    full_state = state.gather_model(model)
     moments = state.optimizer_tensors(model, optimizer)
-    own = saver.Saver(tmp_path, keep=1, group=dist.group.WORLD)
-    own.begin(replace(_snapshot(1), model=state.model_tensors(model), optimizer=moments))
-    path = own.wait()
-    own.close()
+    writer = saver.Saver(tmp_path, keep=1, group=dist.group.WORLD)
+    writer.begin(replace(_snapshot(1), model=state.model_tensors(model), optimizer=moments))
+    path = writer.wait()
+    writer.close()
     other, other_optimizer = sharded()
     state.restore(other, other_optimizer, path)
     restored = state.optimizer_tensors(other, other_optimizer)
@@ -399,7 +399,7 @@ def test_a_rank_saves_its_shards_and_gets_them_back(tmp_path, process_group):
         pair = (t.full_tensor() if isinstance(t, DTensor) else t for t in (restored[name], moment))
         assert torch.equal(*pair)
     for name, whole in state.gather_model(other).items():
-        assert torch.equal(whole, kept[name])
+        assert torch.equal(whole, full_state[name])
         assert torch.equal(whole, checkpoint.read_kind(path, "model")[name])
 
 
@@ -412,14 +412,14 @@ def test_json_and_tensors_are_plain(tmp_path):
 
 def test_links_and_strays_are_neither_counted_nor_deleted_nor_in_the_way(tmp_path, capsys):
     folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
-    kept = saver.save(elsewhere, _snapshot(1), keep=1)
+    linked = saver.save(elsewhere, _snapshot(1), keep=1)
     folder.mkdir()
-    (folder / "step_00000001").symlink_to(kept)
+    (folder / "step_00000001").symlink_to(linked)
     (folder / "step_00000002").mkdir()  # half of a copy
     (folder / "step_00000002" / "model.safetensors").write_bytes(b"half")
-    (folder / "step_00000004").symlink_to(kept)  # where a checkpoint is about to be written
-    (folder / ".tmp-step_00000009").symlink_to(kept)
-    (folder / ".tmp-pruned-step_00000001").symlink_to(kept)
+    (folder / "step_00000004").symlink_to(linked)  # where a checkpoint is about to be written
+    (folder / ".tmp-step_00000009").symlink_to(linked)
+    (folder / ".tmp-pruned-step_00000001").symlink_to(linked)
     assert checkpoint.latest(folder) is None
     for step in (2, 3, 4, 5):
         saver.save(folder, _snapshot(step), keep=2)
@@ -427,7 +427,7 @@ def test_links_and_strays_are_neither_counted_nor_deleted_nor_in_the_way(tmp_pat
     strays = ["step_00000001", "step_00000002.stray", "step_00000004.stray"]
     assert _names(folder) == ["latest", *sorted([*strays, "step_00000004", "step_00000005"])]
     assert (folder / "step_00000002.stray" / "model.safetensors").read_bytes() == b"half"
-    assert checkpoint.load(kept).step == 1
+    assert checkpoint.load(linked).step == 1
     assert "step_00000002 was there already; it is " in capsys.readouterr().err
 
 

@@ -79,14 +79,14 @@ def test_a_pointer_that_is_no_text_counts_for_nothing(folder):
 
 
 def test_a_save_is_finished_once_it_is_published(tmp_path):
-    own = saver.Saver(tmp_path, keep=1)
-    assert not own.finished
-    own.begin(_snapshot(1))
+    writer = saver.Saver(tmp_path, keep=1)
+    assert not writer.finished
+    writer.begin(_snapshot(1))
     end = time.monotonic() + 60
-    while not own.finished and time.monotonic() < end:
+    while not writer.finished and time.monotonic() < end:
         time.sleep(0.01)
-    assert own.finished
+    assert writer.finished
     assert checkpoint.latest(tmp_path) == tmp_path / "step_00000001"
-    assert own.wait() == tmp_path / "step_00000001"
-    assert not own.finished
-    own.close()
+    assert writer.wait() == tmp_path / "step_00000001"
+    assert not writer.finished
+    writer.close()

@@ -42,8 +42,8 @@ def test_the_card_of_others_weights_claims_no_training_of_ours(folder, tmp_path)
     head = card.partition("\n---\n")[0]
     assert "datasets" not in head
     assert "language" not in head
-    begun = {"name": "theirs", "step": 0, "tokens": 0}
-    trainer = {"step": 1, "tokens": 256, "init_from": begun}
+    run_state = {"name": "theirs", "step": 0, "tokens": 0}
+    trainer = {"step": 1, "tokens": 256, "init_from": run_state}
     card = model_card(dataclasses.replace(imported, trainer=trainer), "fp32")
     assert "| initial weights | `theirs`, not counted above |" in card
     assert "datasets" in card.partition("\n---\n")[0]
@@ -66,8 +66,8 @@ def test_logits_are_stock_transformers_after_import_and_after_export(folder, tmp
     directly = AutoModelForCausalLM.from_pretrained(tmp_path / "directly")
     assert torch.equal(logits(directly), expected)
     other = {"_name_or_path", "max_window_layers"}  # layer_types says which layers have windows
-    given = {key: value for key, value in theirs.config.to_dict().items() if key not in other}
-    assert {key: back.config.to_dict()[key] for key in given} == given
+    config = {key: value for key, value in theirs.config.to_dict().items() if key not in other}
+    assert {key: back.config.to_dict()[key] for key in config} == config
     text = "It's 2,048 zeros"
     ids = [
         AutoTokenizer.from_pretrained(f)(text).input_ids for f in (folder, tmp_path / "exported")
@@ -86,17 +86,17 @@ def test_loss_and_gradients_are_stock_transformers(folder):
     expected = theirs(tokens, labels=tokens).loss
     expected.backward()
     torch.testing.assert_close(sums.cross_entropy_sum / 32, expected)
-    found = dict(ours.model.named_parameters())
+    parameters = dict(ours.model.named_parameters())
     for name, parameter in theirs.named_parameters():
-        torch.testing.assert_close(found[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(parameters[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("folder", ["Qwen3"], indirect=True)
 def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
     folder, tiny_overrides, tmp_path, capsys
 ):
-    own = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
-    command = ["train", "debug", *set_arguments([*own, "ffn.activation=relu"])]
+    overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
+    command = ["train", "debug", *set_arguments([*overrides, "ffn.activation=relu"])]
     assert main([*command, "--init-from", str(folder), "--set", "train.steps=1"]) == 0
     out = capsys.readouterr().out
     assert f"weights of {folder}; the optimizer and the data begin at step 0" in out
@@ -106,9 +106,11 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
     assert recipe.data.tokenizer == derived.data.tokenizer == f"hf:{folder}"
     assert recipe.model == derived.model.model_copy(update={"context_length": 32})
     assert recipe.model.family == "qwen3"
-    begun, theirs = (load_pretrained(f).model for f in (tmp_path / "runs" / "debug", folder))
-    for trained, given in zip(begun.parameters(), theirs.parameters(), strict=True):
-        assert 0 < (trained - given).abs().max() < 0.005  # one step at a rate of 0.003
+    trained_model, theirs = (
+        load_pretrained(f).model for f in (tmp_path / "runs" / "debug", folder)
+    )
+    for trained, original in zip(trained_model.parameters(), theirs.parameters(), strict=True):
+        assert 0 < (trained - original).abs().max() < 0.005  # one step at a rate of 0.003
     assert main([*command, "--init-from", str(folder), "--set", "train.steps=2"]) == 0
     assert "resuming from" in capsys.readouterr().out
     export(tmp_path / "runs" / "debug", tmp_path / "out", "fp32")

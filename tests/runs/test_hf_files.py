@@ -94,8 +94,8 @@ def test_training_here_goes_on_with_its_tokens_and_says_what_it_leaves(
     folder, tiny_overrides, tmp_path, capsys
 ):
     """Texts follow the end-of-document token then, as in training; the rest stays."""
-    own = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
-    command = ["train", "debug", *set_arguments([*own, "train.steps=1"])]
+    overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
+    command = ["train", "debug", *set_arguments([*overrides, "train.steps=1"])]
     assert main([*command, "--init-from", str(folder)]) == 0
     run = tmp_path / "runs" / "debug"
     assert f"hf:{folder}" in (run / "recipe.yaml").read_text()
@@ -104,13 +104,13 @@ def test_training_here_goes_on_with_its_tokens_and_says_what_it_leaves(
     capsys.readouterr()
     assert main(["export", str(run), str(tmp_path / "out"), "--dtype", "fp32"]) == 0
     assert "a post-processor that makes <bos> … of a text" in capsys.readouterr().out
-    found = _stock(tmp_path / "out")
-    assert found["ids"][0] != 0
-    assert found["ids"][-1] == 2
+    stock = _stock(tmp_path / "out")
+    assert stock["ids"][0] != 0
+    assert stock["ids"][-1] == 2
     names = {"bos_token": "<eos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    assert found["special tokens"] == names
-    assert (found["template"] == CHAT_TEMPLATE and "<eos>why?<|im_end|>") or found["template"]
-    generation = found["generation"]
+    assert stock["special tokens"] == names
+    assert (stock["template"] == CHAT_TEMPLATE and "<eos>why?<|im_end|>") or stock["template"]
+    generation = stock["generation"]
     assert generation["eos_token_id"] == [1, 2]
     assert (generation["bos_token_id"], generation["pad_token_id"]) == (1, 3)
     assert (generation["temperature"], generation["top_p"]) == (0.6, 0.9)
@@ -209,12 +209,12 @@ def test_the_ids_are_those_of_tokenizer_json_where_transformers_rebuilds_it(
     folder, tmp_path, capsys
 ):
     """As SmolLM's: digits one by one, in a folder of a class that transformers 5 rebuilds."""
-    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert own.decode([own.token_to_id("Ġ2024")]) == " 2024"
-    own.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [tokenizers.pre_tokenizers.Digits(individual_digits=True), own.pre_tokenizer]
+    hf_tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert hf_tokenizer.decode([hf_tokenizer.token_to_id("Ġ2024")]) == " 2024"
+    hf_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [tokenizers.pre_tokenizers.Digits(individual_digits=True), hf_tokenizer.pre_tokenizer]
     )
-    own.save(str(folder / "tokenizer.json"))
+    hf_tokenizer.save(str(folder / "tokenizer.json"))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     for name in ("GPT2Tokenizer", "GPT2TokenizerFast"):
         config["tokenizer_class"] = name

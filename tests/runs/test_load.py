@@ -61,8 +61,8 @@ def test_the_papers_checkpoints(tmp_path):
     model = stock_model("ReLU, tied")
     folder = write_model(model, tmp_path / "theirs")
     change(folder, PUBLISHED)
-    found, tokenizer = sparsellm.load(folder)
-    assert torch.equal(logits(found), logits(model))
+    loaded, tokenizer = sparsellm.load(folder)
+    assert torch.equal(logits(loaded), logits(model))
     assert tokenizer("a").input_ids == [97]
     change(folder, {"mlp_bias": True})
     with pytest.raises(ValueError, match="mlp_bias is True"):

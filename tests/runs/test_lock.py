@@ -224,19 +224,19 @@ def test_on_a_full_disk_no_lock_stays(path, monkeypatch):
 
 
 def test_training_takes_the_lock_also_with_fresh_and_frees_it(tiny_overrides, cli_here):
-    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
     run_path = load_recipe("debug", tiny_overrides).run_path
-    assert cli_here(*own).returncode == 0
+    assert cli_here(*arguments).returncode == 0
     before = sorted(run_path.rglob("*"))
     other = RunLock(run_path, _quiet, _quiet)
     other.acquire()
     for further in ((), ("--fresh",), ("--resume", str(run_path))):
-        refused = cli_here(*own, *further)
+        refused = cli_here(*arguments, *further)
         assert refused.returncode == 1
         assert f"{run_path} is being trained: process {os.getpid()}" in refused.stderr
     other.release()
     assert sorted(run_path.rglob("*")) == before
-    fresh = cli_here(*own, "--fresh")
+    fresh = cli_here(*arguments, "--fresh")
     assert fresh.returncode == 0, fresh.stderr
     for place in (run_path, run_path.with_name("debug.1")):
         assert not (place / "running.json").exists()

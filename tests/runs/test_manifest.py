@@ -77,12 +77,14 @@ def test_each_file_and_the_manifest_itself_must_be_there(folder):
 
 
 def test_every_rank_verifies_its_share(folder, monkeypatch):
-    seen = []
+    verified = []
     real = manifest._chunk_hash
-    monkeypatch.setattr(manifest, "_chunk_hash", lambda job: seen.append(job[0].name) or real(job))
+    monkeypatch.setattr(
+        manifest, "_chunk_hash", lambda job: verified.append(job[0].name) or real(job)
+    )
     for rank in range(3):
         checkpoint.load(folder / "step_00000002", rank, world_size=3)
-    shared = [name for name in seen if name not in ("trainer.json", "recipe.yaml")]
+    shared = [name for name in verified if name not in ("trainer.json", "recipe.yaml")]
     assert sorted(shared) == [n for n in FILES if n.endswith("s") or n == "rank_00000.json"]
 
 
@@ -97,8 +99,8 @@ def test_a_manifest_that_an_earlier_version_wrote_keeps_its_hash(tmp_path):
         "xxh3_128": "f098e324712c9c73afa88da835a645ac",
     }
     (tmp_path / "manifest.json").write_text(json.dumps(written))
-    found = manifest.read_manifest(tmp_path)
-    assert (found.id, found.step, found.files["b"].size) == ("5e1c", 3, 1)
+    content = manifest.read_manifest(tmp_path)
+    assert (content.id, content.step, content.files["b"].size) == ("5e1c", 3, 1)
 
 
 RECTANGLES = st.tuples(
@@ -120,8 +122,8 @@ def test_a_stored_and_a_held_part_have_their_common_elements(stored, held):
         assert not set(one.flatten().tolist()) & set(other.flatten().tolist())
     else:
         assert torch.equal(one[common[0]], other[common[1]])
-        both = set(one.flatten().tolist()) & set(other.flatten().tolist())
-        assert set(one[common[0]].flatten().tolist()) == both
+        shared = set(one.flatten().tolist()) & set(other.flatten().tolist())
+        assert set(one[common[0]].flatten().tolist()) == shared
 
 
 def test_a_file_of_a_megabyte_has_one_hash(tmp_path):

@@ -186,7 +186,7 @@ def test_what_another_version_wrote_is_passed_over_and_kept(tiny):
     recipe = tiny()
     _write(recipe, [1, 2])
     path = recipe.run_path / "metrics.jsonl"
-    session, first, *others = path.read_text().splitlines(True)
+    session, first, *more_lines = path.read_text().splitlines(True)
     newer = json.loads(first) | {"step": 3, "shape": [1], "version": "9"}
     newer["sparsity"]["entropy"] = [0.5, 0.5]
     lines = [
@@ -194,11 +194,11 @@ def test_what_another_version_wrote_is_passed_over_and_kept(tiny):
         json.dumps({"kind": "failure", "step": 3, "what": "step", "stack": "main"}),
         json.dumps({"kind": "session_gpu", "temperature": 60}),
     ]
-    path.write_text("".join([session, first, *others, *(f"{line}\n" for line in lines)]))
+    path.write_text("".join([session, first, *more_lines, *(f"{line}\n" for line in lines)]))
     records = _read(recipe)
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3]
-    known = records[0]
-    assert records[3] == known | {"step": 3}
+    record = records[0]
+    assert records[3] == record | {"step": 3}
     MetricsLog(recipe, 3, _session(3, "a", 1.0)).close("finished")
     assert path.read_text().splitlines()[5:8] == lines
 
@@ -291,9 +291,9 @@ def test_a_full_disk_keeps_records_waiting_and_names_the_file(tiny, monkeypatch,
             nonlocal room
             if room == 0:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            taken = real.write(data[:room])
-            room -= taken
-            return taken
+            num_written = real.write(data[:room])
+            room -= num_written
+            return num_written
 
         def __getattr__(self, name):
             return getattr(real, name)
@@ -392,11 +392,11 @@ def _offline_records(run_path):
 
 def _settled_records(run_path):
     """The same once they grow no more: wandb's own process may write on after its `finish`."""
-    found, more = None, list(_offline_records(run_path))
-    while found != more:
+    records, more = None, list(_offline_records(run_path))
+    while records != more:
         time.sleep(0.5)
-        found, more = more, list(_offline_records(run_path))
-    return found
+        records, more = more, list(_offline_records(run_path))
+    return records
 
 
 def _history(records):
@@ -451,14 +451,14 @@ def _work(address, *arguments):
     """A process of `wandb_worker`."""
     command = [sys.executable, Path(__file__).with_name("wandb_worker.py"), *arguments]
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    known = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": address, "WANDB_SILENT": "true"}
+    credentials = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": address, "WANDB_SILENT": "true"}
     done = subprocess.run(
         list(map(str, command)),
         capture_output=True,
         text=True,
         check=False,
         timeout=200,
-        env=process_env(PYTHONPATH=paths, **known),
+        env=process_env(PYTHONPATH=paths, **credentials),
     )
     assert done.returncode == (-signal.SIGKILL if "kill" in arguments else 0), done.stderr
 
@@ -578,6 +578,6 @@ def test_progress_line_is_one_readable_line(tiny):
 
 def test_every_value_of_a_step_has_an_entry_in_the_table_of_metrics(tiny):
     recipe = tiny()
-    own = {metric.name for metric in METRICS if metric.of is None}
-    assert set(_record(recipe, 1).values) == own
+    recorded = {metric.name for metric in METRICS if metric.of is None}
+    assert set(_record(recipe, 1).values) == recorded
     assert len({metric.name for metric in METRICS}) == len(METRICS)

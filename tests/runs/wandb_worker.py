@@ -30,8 +30,8 @@ if __name__ == "__main__":
         log.write(TrainRecord(step, 256 * step, {"loss": 5.0 / step}))
         if step % 2 == 0:
             log.write(ValidationRecord(step, 256 * step, 4.0 / step, num_targets=512))
-    for what in ("step", "target"):
-        log.write(FailureRecord(int(last), 256 * int(last), what, "of the same step"))
+    for key in ("step", "target"):
+        log.write(FailureRecord(int(last), 256 * int(last), key, "of the same step"))
     if end == "kill":
         while log._dashboard._sent.get("failure/target") != int(last):
             time.sleep(0.02)

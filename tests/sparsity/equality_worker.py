@@ -62,11 +62,11 @@ class Loader:
 
 def kept_gradients(optimizer, model):
     """Those of each step, as the optimizer is about to use them."""
-    kept = []
+    gradients = []
     optimizer.register_step_pre_hook(
-        lambda *_: kept.append({n: p.grad.clone() for n, p in model.named_parameters()})
+        lambda *_: gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
     )
-    return kept
+    return gradients
 
 
 def by_our_loop(recipe, rank, num_ranks):
@@ -137,29 +137,29 @@ def by_a_loop_of_ones_own(recipe, rank, num_ranks):
         optimizer.step()
         controller.step()
         optimizer.zero_grad()
-        found = controller.statistics()
+        statistics = controller.statistics()
         numbers.append(
             {
-                "lambda": found.l1_coefficient,
-                "l1": found.l1,
-                "nnz": found.nnz_mean,
-                "p50": found.nnz_p50,
-                "p99": found.nnz_p99,
-                "max": found.nnz_max,
-                "dead": found.dead_fraction,
-                "union": found.union_mean,
-                "sparse": found.sparse,
-                "error": found.target_error,
+                "lambda": statistics.l1_coefficient,
+                "l1": statistics.l1,
+                "nnz": statistics.nnz_mean,
+                "p50": statistics.nnz_p50,
+                "p99": statistics.nnz_p99,
+                "max": statistics.nnz_max,
+                "dead": statistics.dead_fraction,
+                "union": statistics.union_mean,
+                "sparse": statistics.sparse,
+                "error": statistics.target_error,
             }
         )
     return gradients, numbers, controller.state_dict()["neurons"]["silent_tokens_LN"]
 
 
-def largest_error(ours, others):
+def largest_error(ours, theirs):
     """Of all gradients of all steps, relative to the norm of our loop's."""
     return max(
         float((a[name] - b[name]).norm() / a[name].norm())
-        for a, b in zip(ours, others, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
         for name in a
     )
 
@@ -175,13 +175,13 @@ def main(out: str, *words: str) -> None:
         recipe = load_recipe("debug", [*common, *split])
         state = PartialState(cpu=True)
         place = (state.process_index, state.num_processes)
-        ours, others = by_our_loop(recipe, *place), by_a_loop_of_ones_own(recipe, *place)
+        ours, theirs = by_our_loop(recipe, *place), by_a_loop_of_ones_own(recipe, *place)
         results.append(
             {
-                "gradient_error": largest_error(ours[0], others[0]),
+                "gradient_error": largest_error(ours[0], theirs[0]),
                 "ours": ours[1],
-                "others": others[1],
-                "silent_equal": torch.equal(ours[2], others[2]),
+                "others": theirs[1],
+                "silent_equal": torch.equal(ours[2], theirs[2]),
                 "num_ranks": state.num_processes,
                 "rounds": recipe.accumulation_steps(state.num_processes),
             }

@@ -47,16 +47,16 @@ def compare(kernels, checkpointed, whole):
         fully_shard(ffn)
     fully_shard(model)
     controller, optimizer = controlled(model, l1_coefficient=COEFFICIENT)
-    own = whole.chunk(dist.get_world_size())[dist.get_rank()].chunk(2)
-    for index, x in enumerate(own):
+    rank_batches = whole.chunk(dist.get_world_size())[dist.get_rank()].chunk(2)
+    for index, x in enumerate(rank_batches):
         model.set_requires_gradient_sync(index == 1)
         ((model(x).square().mean() + controller.l1_loss()) / 2).backward()
-    found = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
+    gradients = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
     optimizer.step()
     controller.step()
     nnz = torch.stack([(gate != 0).sum(1) for gate in gates]).double().mean(1)
     return {
-        "error": max(float((found[n] - g).norm() / g.norm()) for n, g in expected.items()),
+        "error": max(float((gradients[n] - g).norm() / g.norm()) for n, g in expected.items()),
         "nnz": controller.statistics().nnz_mean,
         "expected_nnz": nnz.tolist(),
         "tokens": controller.statistics().num_tokens,

@@ -69,9 +69,9 @@ def by_hand(model, x_BTK):
 
 
 def gradients(model):
-    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    by_name = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    return found
+    return by_name
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -135,32 +135,34 @@ def test_statistics_are_those_counted_by_hand():
         controller.l1_loss()
         optimizer.step()
         controller.step()
-    found = controller.statistics()
-    assert (found.step, found.num_tokens, found.sparse) == (2, 40, [True] * L)
-    assert found.l1 == pytest.approx(l1_L.sum().item() / (40 * L), rel=1e-5)
-    assert found.nnz_mean == pytest.approx(nnz.double().mean(1).tolist())
-    assert found.nnz_max == nnz.max(1).values.tolist()
-    assert found.nnz_p50 == nnz.sort(1).values[:, 19].tolist()
-    assert found.nnz_p99 == nnz.max(1).values.tolist()
+    statistics = controller.statistics()
+    assert (statistics.step, statistics.num_tokens, statistics.sparse) == (2, 40, [True] * L)
+    assert statistics.l1 == pytest.approx(l1_L.sum().item() / (40 * L), rel=1e-5)
+    assert statistics.nnz_mean == pytest.approx(nnz.double().mean(1).tolist())
+    assert statistics.nnz_max == nnz.max(1).values.tolist()
+    assert statistics.nnz_p50 == nnz.sort(1).values[:, 19].tolist()
+    assert statistics.nnz_p99 == nnz.max(1).values.tolist()
     silent = ~(active[0] | active[1])
     assert silent.any()
-    assert found.dead_fraction == pytest.approx(silent.double().mean(1).tolist())
+    assert statistics.dead_fraction == pytest.approx(silent.double().mean(1).tolist())
     assert torch.equal(torch.stack(list(controller.dead_neurons().values())), silent)
-    assert found.union_mean == pytest.approx(active[1].sum(1).tolist())  # one block of 40 tokens
+    assert statistics.union_mean == pytest.approx(
+        active[1].sum(1).tolist()
+    )  # one block of 40 tokens
     assert list(controller.ffns) == ["ffns.0", "ffns.1", "ffns.2"]
 
 
 def train(model, controller, optimizer, xs):
     """λ of each step."""
-    found = []
+    readings = []
     for x in xs:
         loss = model(x).square().mean() + controller.l1_loss()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         controller.step()
-        found.append(controller.statistics().l1_coefficient)
-    return found
+        readings.append(controller.statistics().l1_coefficient)
+    return readings
 
 
 SETTINGS = {"target_nnz": 8.0, "warmup_steps": 3, "l1_zero_steps": 2}
@@ -383,7 +385,7 @@ def test_compiled_whole_it_is_one_graph_for_all_capacities():
         compiles.append(graph)
         return graph.forward
 
-    found = []
+    graphs = []
     for compiled in (False, True):
         torch._dynamo.reset()
         model = Embedded("sparse")
@@ -401,8 +403,8 @@ def test_compiled_whole_it_is_one_graph_for_all_capacities():
             optimizer.zero_grad()
             controller.step()
             capacities.add(int(model.ffns[0]._columns[0]))
-        found.append((losses, controller.statistics()))
+        graphs.append((losses, controller.statistics()))
         assert len(capacities) > 1
     assert len(compiles) == 1
-    assert found[0][0] == pytest.approx(found[1][0])
-    assert found[0][1].nnz_mean == pytest.approx(found[1][1].nnz_mean)
+    assert graphs[0][0] == pytest.approx(graphs[1][0])
+    assert graphs[0][1].nnz_mean == pytest.approx(graphs[1][1].nnz_mean)

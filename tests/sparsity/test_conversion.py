@@ -185,8 +185,8 @@ def test_weights_that_are_not_there_yet():
         model = LlamaForCausalLM(LlamaConfig(**SHAPE, hidden_act="relu"))
     assert "meta device" in sparsellm.replace_ffns(model).left_alone["model.layers.0.mlp"]
     names = ("gate_proj", "up_proj", "down_proj")
-    found = sparsellm.replace_ffns(model, projections=names, activation="relu2")
-    assert len(found.replaced) == 2
+    conversion = sparsellm.replace_ffns(model, projections=names, activation="relu2")
+    assert len(conversion.replaced) == 2
     assert {p.device.type for p in model.parameters()} == {"meta"}
     assert int(model.model.layers[0].mlp._columns[0]) == 2**31  # not there, but on the host
 
@@ -203,5 +203,5 @@ def test_unknown_names_and_arguments_name_the_remedy():
         SparseFFN(16, 32, gated=True, names=("c_fc", "c_proj"))
     with pytest.raises(ValueError, match="activation 'gelu' must be one of relu, relu2, silu"):
         SparseFFN(16, 32, activation="gelu", gated=True)
-    given = sparsellm.replace_ffns(model, "blocks.0", projections=("up", "down"))
-    assert given.left_alone == {"blocks.0": "its up is missing"}
+    conversion = sparsellm.replace_ffns(model, "blocks.0", projections=("up", "down"))
+    assert conversion.left_alone == {"blocks.0": "its up is missing"}

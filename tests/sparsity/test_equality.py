@@ -48,16 +48,16 @@ def test_gradients_statistics_and_lambda_equal_those_of_our_loop(
     else:
         result = ranks(num_ranks, str(WORKER), str(out), *common, *words)
         assert result.returncode == 0, result.stderr[-3000:]
-    for split, found in zip(splits, json.loads(out.read_text()), strict=True):
-        assert found["num_ranks"] == num_ranks
-        assert found["rounds"] == (1 if split in splits[:2] else 4)
+    for split, outcome in zip(splits, json.loads(out.read_text()), strict=True):
+        assert outcome["num_ranks"] == num_ranks
+        assert outcome["rounds"] == (1 if split in splits[:2] else 4)
         # The factors by which losses are divided are powers of two here: also bf16 rounds alike.
-        assert found["gradient_error"] < 1e-6, split
-        assert found["silent_equal"]
-        for ours, others in zip(found["ours"], found["others"], strict=True):
+        assert outcome["gradient_error"] < 1e-6, split
+        assert outcome["silent_equal"]
+        for ours, theirs in zip(outcome["ours"], outcome["others"], strict=True):
             for name in EXACT:
-                assert others[name] == pytest.approx(ours[name], rel=1e-12), (split, name)
+                assert theirs[name] == pytest.approx(ours[name], rel=1e-12), (split, name)
             for name in ("lambda", "l1", "union"):
-                assert others[name] == pytest.approx(ours[name], rel=1e-6), (split, name)
-            assert others["error"] == ours["error"]
-        assert len(set(found["ours"][-1]["lambda"])) > 1
+                assert theirs[name] == pytest.approx(ours[name], rel=1e-6), (split, name)
+            assert theirs["error"] == ours["error"]
+        assert len(set(outcome["ours"][-1]["lambda"])) > 1

@@ -16,7 +16,7 @@ def test_sharded_gradients_and_counts_are_those_of_the_whole_batch(tmp_path):
     out = tmp_path / "found.json"
     result = ranks(2, str(WORKER), str(out))
     assert result.returncode == 0, result.stderr[-3000:]
-    for found in json.loads(out.read_text()):
-        assert found["error"] < 1e-5
-        assert found["nnz"] == pytest.approx(found["expected_nnz"])
-        assert found["tokens"] == 160
+    for outcome in json.loads(out.read_text()):
+        assert outcome["error"] < 1e-5
+        assert outcome["nnz"] == pytest.approx(outcome["expected_nnz"])
+        assert outcome["tokens"] == 160

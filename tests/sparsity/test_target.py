@@ -28,7 +28,7 @@ def _simulated(slope, lag, off, *, steps, noise, layers=1, warmup=None):
     rng, warmup = random.Random(0), warmup or steps // 10
     config = SparsityConfig(target_nnz=30, l1_coefficient=math.exp(off))
     controller, log_nnz, text = TargetController(config, layers, warmup), math.log(1408), 0.0
-    found = []
+    history = []
     for step in range(steps):
         l1 = controller.l1_by_layer(step)[0]
         decay = 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))
@@ -37,19 +37,19 @@ def _simulated(slope, lag, off, *, steps, noise, layers=1, warmup=None):
         log_nnz += (settled - log_nnz) * min(1, rate / lag)
         text = 0.9 * text + rng.gauss(0, noise) * math.sqrt(1 - 0.81)
         controller.observe(step, [math.exp(log_nnz + text)] * layers)
-        found.append((math.exp(log_nnz) / 30, l1))
-    return found
+        history.append((math.exp(log_nnz) / 30, l1))
+    return history
 
 
 @pytest.mark.parametrize(("steps", "noise"), [(480, 0.03), (480, 0.15), (4000, 0.1)])
 def test_it_lands_within_a_tenth_and_stays_there(steps, noise):
     plants = itertools.product((0.25, 0.5, 1.0, 1.8), (5, 20, 80), (-2.3, 0, 2.3))
     for slope, lag, off in plants:
-        found = _simulated(slope, lag, off, steps=steps, noise=noise)
+        history = _simulated(slope, lag, off, steps=steps, noise=noise)
         for begin in range(steps * 3 // 4, steps, steps // 16):
-            mean = statistics.fmean(ratio for ratio, _ in found[begin : begin + steps // 16])
+            mean = statistics.fmean(ratio for ratio, _ in history[begin : begin + steps // 16])
             assert abs(mean - 1) < (0.1 if noise < 0.1 else 0.2), (slope, lag, off, mean)
-        changes = [abs(math.log(b[1] / a[1])) for a, b in itertools.pairwise(found)]
+        changes = [abs(math.log(b[1] / a[1])) for a, b in itertools.pairwise(history)]
         assert max(changes) <= GAIN * MAX_ERROR * 1.001  # smooth
 
 
@@ -57,8 +57,8 @@ def test_it_lands_within_a_tenth_and_stays_there(steps, noise):
 def test_short_runs_get_there_before_the_learning_rate_is_gone(steps, warmup, within):
     """Settling for a benchmark takes 300 steps; a look-ahead of 45 steps ended 10 to 70% off."""
     for slope, lag, off in itertools.product((0.5, 1.0, 1.8), (5, 20, 40), (-0.7, 0, 0.7)):
-        found = _simulated(slope, lag, off, steps=steps, noise=0.03, warmup=warmup)
-        mean = statistics.fmean(ratio for ratio, _ in found[-steps // 10 :])
+        history = _simulated(slope, lag, off, steps=steps, noise=0.03, warmup=warmup)
+        mean = statistics.fmean(ratio for ratio, _ in history[-steps // 10 :])
         assert abs(mean - 1) < within, (slope, lag, off, mean)
 
 
@@ -66,9 +66,9 @@ def test_short_runs_get_there_before_the_learning_rate_is_gone(steps, warmup, wi
 @pytest.mark.parametrize("lag", [5, 20])
 def test_a_long_warm_up_does_not_take_it_far_beyond(slope, lag):
     """As of the size recipes: 600 of 10,000 steps."""
-    found = _simulated(slope, lag, 0.0, steps=10_000, noise=0.05, warmup=600)
-    assert max(l1 for _, l1 in found) < 20  # the right λ is 1; without pace up to 500
-    assert min(ratio for ratio, _ in found) > 0.6
+    history = _simulated(slope, lag, 0.0, steps=10_000, noise=0.05, warmup=600)
+    assert max(l1 for _, l1 in history) < 20  # the right λ is 1; without pace up to 500
+    assert min(ratio for ratio, _ in history) > 0.6
 
 
 def test_without_it_the_same_coefficient_lands_factors_apart():
@@ -104,14 +104,14 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
     for name, stops in (("straight", [12]), ("halves", [6, 12])):
         for steps in stops:
             # The learning rate's decay ends at train.steps: only without decay are both the same.
-            own = [f"train.steps={steps}", f"name={name}", "optimizer.min_lr_ratio=1"]
-            done = cli_here("train", "--recipe", "debug", *set_arguments([*overrides, *own]))
+            settings = [f"train.steps={steps}", f"name={name}", "optimizer.min_lr_ratio=1"]
+            done = cli_here("train", "--recipe", "debug", *set_arguments([*overrides, *settings]))
             assert done.returncode == 0, done.stderr
     records = []
     for name in ("straight", "halves"):
         path = load_recipe("debug", [*overrides, f"name={name}"]).run_path
-        found = [r for r in read_metrics(path) if r["kind"] == "train"]
-        records.append([(r["loss"], r["l1_by_layer"], r["target_error"]) for r in found])
+        train_records = [r for r in read_metrics(path) if r["kind"] == "train"]
+        records.append([(r["loss"], r["l1_by_layer"], r["target_error"]) for r in train_records])
     assert records[0] == records[1]
     _, by_layer, errors = zip(*records[0], strict=True)
     # The dense phase, then all where they start.
@@ -123,11 +123,11 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
     state = json.loads((path / "checkpoints" / "step_00000012" / "trainer.json").read_text())
     assert [math.exp(v) for v in state["target"]["log_l1"]] != by_layer[-1]  # moved on
     # A target that the checkpoint knows nothing of begins where the recipe says.
-    own = [*overrides, "name=halves", "train.steps=13", "sparsity.target_per_layer=false"]
-    done = cli_here("train", "--recipe", "debug", *set_arguments(own))
+    settings = [*overrides, "name=halves", "train.steps=13", "sparsity.target_per_layer=false"]
+    done = cli_here("train", "--recipe", "debug", *set_arguments(settings))
     assert "λ starts anew from sparsity.l1_coefficient" in done.stdout
-    own += ["train.steps=14", "sparsity.l1_coefficient=0.02"]
-    done = cli_here("train", "--recipe", "debug", *set_arguments(own))
+    settings += ["train.steps=14", "sparsity.l1_coefficient=0.02"]
+    done = cli_here("train", "--recipe", "debug", *set_arguments(settings))
     assert "λ goes on as the controller left it" in done.stdout
     assert read_metrics(path, "train")[-1]["l1_coefficient"] == pytest.approx(0.01, rel=0.07)
 
@@ -194,14 +194,18 @@ def test_what_was_said_is_not_said_again_after_a_resume_and_remains_the_last_war
 
 
 def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides, cli_here):
-    own = ["sparsity.target_nnz=25", "sparsity.l1_coefficient=100", "train.steps=12"]
-    own += ["validation.every_steps=0", "runtime.compile=false", "optimizer.learning_rate=0.01"]
-    done = cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *own]))
+    overrides = ["sparsity.target_nnz=25", "sparsity.l1_coefficient=100", "train.steps=12"]
+    overrides += [
+        "validation.every_steps=0",
+        "runtime.compile=false",
+        "optimizer.learning_rate=0.01",
+    ]
+    done = cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
     assert done.returncode == 0, done.stderr
     assert (
         done.stdout.count("the initial L1 coefficient silenced nearly all neurons") == 2
     )  # and at the end
-    path = load_recipe("debug", [*tiny_overrides, *own]).run_path
+    path = load_recipe("debug", [*tiny_overrides, *overrides]).run_path
     [failure] = [r for r in read_metrics(path) if r["kind"] == "failure"]
     assert failure["what"] == "target"
     assert "lower sparsity.l1_coefficient, such as 1 instead of 1e+02" in failure["error"]

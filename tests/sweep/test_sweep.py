@@ -118,12 +118,12 @@ def test_text_that_is_not_there_is_told_before_any_run_and_before_torch(tmp_path
         f"from sparsellm.cli import main\nsys.exit(main(['sweep', 'quality', '--set', "
         f"'logging.run_dir={tmp_path}']))"
     )
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=process_env()
     )
-    assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr.count("\n") == 1
-    assert "${SPARSELLM_DATA}/train*.parquet' names an environment variable" in found.stderr
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "${SPARSELLM_DATA}/train*.parquet' names an environment variable" in done.stderr
     assert not any(tmp_path.iterdir())
 
 
@@ -134,10 +134,10 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
         {"name": "l1", "each": {"sparsity.l1_coefficient": [0.1]}, "init_from": "dense-relu-seed0"},
     ]
     command = ["sweep", str(sweep_file(runs=runs)), "--set", f"logging.run_dir={tmp_path}"]
-    late = cli_here(*command, "--seconds", "-1", "--only", "dense-*")
-    assert late.returncode == 1
-    assert late.stdout.count("not started: the time limit has passed") == 1
-    assert "1 of 1 run is not finished: dense-relu-seed0;" in late.stderr
+    timed_out = cli_here(*command, "--seconds", "-1", "--only", "dense-*")
+    assert timed_out.returncode == 1
+    assert timed_out.stdout.count("not started: the time limit has passed") == 1
+    assert "1 of 1 run is not finished: dense-relu-seed0;" in timed_out.stderr
     done = cli_here(*command)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny"
@@ -170,8 +170,8 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     (killed / "checkpoints" / "latest").write_text("step_00000002")
     whole = _losses(killed)
     lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["step"] <= 3]
-    (killed / "metrics.jsonl").write_text("".join(kept))
+    early_lines = [line for line in lines if json.loads(line)["step"] <= 3]
+    (killed / "metrics.jsonl").write_text("".join(early_lines))
     assert len(_losses(killed)) < len(whole)
     shutil.rmtree(folder / "dense-relu-seed0" / "checkpoints")  # what is finished needs none
     again = ranks(1, str(WARM), *command)
@@ -192,10 +192,10 @@ def test_a_sweep_leaves_pytorch_to_its_workers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how",
+    "signal_name",
     [*(pytest.param(h, marks=pytest.mark.long) for h in ("once", "kill")), "twice, to all"],
 )
-def test_a_signal_saves_the_runs_and_leaves_no_worker(sweep_file, tmp_path, how):
+def test_a_signal_saves_the_runs_and_leaves_no_worker(sweep_file, tmp_path, signal_name):
     each = {"train.steps": 100_000}
     runs = [{"name": "long", "set": each, "seeds": [0, 1]}, {"name": "never"}]
     command = [sys.executable, "-m", "sparsellm", "sweep", str(sweep_file(runs=runs))]
@@ -206,11 +206,11 @@ def test_a_signal_saves_the_runs_and_leaves_no_worker(sweep_file, tmp_path, how)
             assert sweep.poll() is None, sweep.stderr.read()
             time.sleep(0.1)
         workers = psutil.Process(sweep.pid).children(recursive=True)
-        if how == "kill":
+        if signal_name == "kill":
             sweep.kill()
         else:
             sweep.terminate()
-        if how == "twice, to all":  # as `timeout` and a terminal's Ctrl-C do
+        if signal_name == "twice, to all":  # as `timeout` and a terminal's Ctrl-C do
             for process in [*workers, sweep]:
                 process.terminate()
             time.sleep(0.2)
@@ -339,10 +339,10 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     (tmp_path / "l1" / "analysis" / "statistics.json").write_text(json.dumps(analysis))
     (tmp_path / "bench.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page, table, summary, figure = write_sweep_report(tmp_path)
-    found = {g["group"]: g for g in json.loads(summary.read_text())}
-    assert found["dense-relu"]["held_out_losses"] == [5.0, 5.2]
-    assert found["l1"]["nnz"] == pytest.approx(3.0)  # of the last record: 2.5 and 3.5
-    assert found["l1"]["forward_ratio"] == 1.25
+    groups = {g["group"]: g for g in json.loads(summary.read_text())}
+    assert groups["dense-relu"]["held_out_losses"] == [5.0, 5.2]
+    assert groups["l1"]["nnz"] == pytest.approx(3.0)  # of the last record: 2.5 and 3.5
+    assert groups["l1"]["forward_ratio"] == 1.25
     row = next(line for line in table.read_text().splitlines() if line.startswith("| l1 "))
     assert "| +1.00% |" in row  # of the two seeds' mean, 5.1
     assert "\n| dense-relu | 2 |" in table.read_text()  # seeds
@@ -372,13 +372,13 @@ def test_runs_that_have_not_ended_are_named_under_the_table(tiny, tmp_path):
     metrics = tmp_path / "l1" / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(True)[:3]))
     page, table, *_ = write_sweep_report(tmp_path)
-    said = "Not trained to the end: l1 (step 3 of 4)."
-    assert said in table.read_text()
-    assert said in page.read_text()
+    sentence = "Not trained to the end: l1 (step 3 of 4)."
+    assert sentence in table.read_text()
+    assert sentence in page.read_text()
     session = {"step": 0, "tokens": 0}
     end = {"kind": "session_end", "step": 4, "tokens": 1024, "session": "A", "how": "finished"}
-    ended = [session | {"kind": "session", "id": "A"}, end]  # its last step was skipped
-    metrics.write_text(metrics.read_text() + "".join(json.dumps(r) + "\n" for r in ended))
+    records = [session | {"kind": "session", "id": "A"}, end]  # its last step was skipped
+    metrics.write_text(metrics.read_text() + "".join(json.dumps(r) + "\n" for r in records))
     assert "Not trained" not in write_sweep_report(tmp_path)[1].read_text()
 
 
@@ -391,7 +391,7 @@ def test_of_two_dense_groups_none_is_the_baseline(tiny, tmp_path):
 
 def test_groups_that_differ_in_lambda_alone_are_one_curve(tiny, tmp_path):
     _write_sweep(tmp_path, tiny, [("l1-1e-05", 1e-5, 5.3), ("l1-0.0003", 3e-4, 5.15)])
-    assert [(i, [g.group for g in own]) for i, own in read_sweep(tmp_path).families()] == [
+    assert [(i, [g.group for g in family]) for i, family in read_sweep(tmp_path).families()] == [
         (0, ["dense-relu"]),
         (1, ["l1", "l1-1e-05", "l1-0.0003"]),
     ]
@@ -480,9 +480,9 @@ def test_a_run_whose_last_step_was_skipped_is_finished(tiny, tmp_path):
     recipe = tiny("name=l1", "sparsity.l1_coefficient=0.02", f"logging.run_dir={tmp_path}")
     path = recipe.run_path / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    kept = [line for line in lines if (line["kind"], line["step"]) != ("train", 4)]
+    remaining = [line for line in lines if (line["kind"], line["step"]) != ("train", 4)]
     failure = {"kind": "failure", "step": 4, "tokens": 1024, "error": ""}
-    for what, finished in (("target", False), ("step", True)):
-        found = [*kept, failure | {"what": what}]
-        path.write_text("".join(json.dumps(line) + "\n" for line in found))
+    for kind, finished in (("target", False), ("step", True)):
+        records = [*remaining, failure | {"what": kind}]
+        path.write_text("".join(json.dumps(line) + "\n" for line in records))
         assert is_finished(PlannedRun("l1", "l1", recipe)) == finished

@@ -47,8 +47,8 @@ class FixedBatch:
         sequences = recipe.train.global_batch_tokens // recipe.model.context_length
         generator = torch.Generator().manual_seed(11)
         whole = torch.randint(257, (sequences, shape), generator=generator)
-        own = whole.chunk(accelerator.num_processes)[accelerator.process_index]
-        self._micro_batches = iter(own.split(recipe.train.micro_batch_size))
+        rank_batch = whole.chunk(accelerator.num_processes)[accelerator.process_index]
+        self._micro_batches = iter(rank_batch.split(recipe.train.micro_batch_size))
 
     def close(self):
         """Nothing runs in the background."""
@@ -103,8 +103,8 @@ class Collectives(TorchDispatchMode):
 
 def gradient_storages(model: torch.nn.Module) -> int:
     """How many pieces of memory the gradients are in."""
-    kept = [p.grad for p in model.parameters() if p.grad is not None]
-    return len({gradient.untyped_storage().data_ptr() for gradient in kept})
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return len({gradient.untyped_storage().data_ptr() for gradient in gradients})
 
 
 def mesh_shape(model: torch.nn.Module) -> list[int]:

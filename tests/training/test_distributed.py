@@ -36,8 +36,8 @@ def _gradients(num_processes, out, common, splits, config=""):
     return [(load_file(f), json.loads(f.with_suffix(".json").read_text())) for f in files]
 
 
-def _relative(found, expected):
-    return float((found - expected).norm() / expected.norm())
+def _relative(actual, expected):
+    return float((actual - expected).norm() / expected.norm())
 
 
 @pytest.mark.slow
@@ -99,10 +99,10 @@ def test_muon_trains_to_the_losses_of_one_process(tiny_overrides, cli_here, conf
         for r in read_metrics(load_recipe("debug", alone).run_path)
         if r["kind"] == "train"
     ]
-    found = [loss for loss, _ in _losses([*common, "name=several"], config)]
+    losses = [loss for loss, _ in _losses([*common, "name=several"], config)]
     # Muon multiplies in bf16, which takes sums in another order to other digits.
-    assert found == pytest.approx(expected, rel=1e-4)
-    assert found[-1] < found[0] - 0.05
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert losses[-1] < losses[0] - 0.05
 
 
 @pytest.mark.long
@@ -121,18 +121,18 @@ def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
     # bf16: the gradient has the rounding of bf16 activations, but losses are summed in fp32 (in
     # bf16 they would be 2e-3 off).
     for precision, loss_tolerance, tolerance in (("fp32", 1e-6, 1e-4), ("bf16", 1e-4, 0.1)):
-        out, own = tmp_path / precision, [*common, f"runtime.precision={precision}"]
-        found_of_splits = _gradients(2, out, own, splits, config="fsdp2.yaml")
-        for split, (found, same) in zip(splits, found_of_splits, strict=True):
+        out, overrides = tmp_path / precision, [*common, f"runtime.precision={precision}"]
+        outcomes_of_splits = _gradients(2, out, overrides, splits, config="fsdp2.yaml")
+        for split, (actual, same) in zip(splits, outcomes_of_splits, strict=True):
             assert same["world_size"] == 2
             assert same["loss"] == pytest.approx(numbers["loss"], rel=loss_tolerance)
             assert same["l1"] == pytest.approx(numbers["l1"], rel=10 * loss_tolerance)
             if precision == "fp32":
                 assert same["stats"] == numbers["stats"]
             for name, value in expected.items():
-                assert _relative(found[name], value) < tolerance, (precision, split, name)
+                assert _relative(actual[name], value) < tolerance, (precision, split, name)
         # Weights are gathered once a step, be it of two micro-batches or of one.
-        assert len({same["gathers"] for _, same in found_of_splits}) == 1
+        assert len({same["gathers"] for _, same in outcomes_of_splits}) == 1
 
 
 @pytest.mark.long
@@ -147,9 +147,9 @@ def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_pro
     # The second in two rounds: sums within nodes and across them come at the last.
     splits = [("train.micro_batch_size=2",), ("train.micro_batch_size=1",)]
     for precision, tolerance in (("fp32", 1e-4), ("bf16", 0.1)):
-        out, own = tmp_path / precision, [*common, f"runtime.precision={precision}"]
-        found_of_splits = _gradients(4, out, own, splits, config="hsdp.yaml")
-        for split, (found, same) in zip(splits, found_of_splits, strict=True):
+        out, overrides = tmp_path / precision, [*common, f"runtime.precision={precision}"]
+        outcomes_of_splits = _gradients(4, out, overrides, splits, config="hsdp.yaml")
+        for split, (actual, same) in zip(splits, outcomes_of_splits, strict=True):
             assert same["world_size"] == 4
             assert same["mesh"] == [2, 2]  # sharded over two and held twice, not sharded over four
             # Losses are summed in fp32: in bf16 they would be 2e-3 off.
@@ -159,7 +159,7 @@ def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_pro
             if precision == "fp32":
                 assert same["stats"] == numbers["stats"]
             for name, value in expected.items():
-                assert _relative(found[name], value) < tolerance, (precision, split, name)
+                assert _relative(actual[name], value) < tolerance, (precision, split, name)
 
 
 @pytest.mark.slow
@@ -171,8 +171,12 @@ def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, cli_
     common = [*tiny_overrides, "train.micro_batch_size=1", "validation.tokens=160"]
 
     def records(name):
-        found = read_metrics(load_recipe("debug", [*common, f"name={name}"]).run_path)
-        return [(r["kind"], r["step"], r["loss"], r.get("grad_norm")) for r in found if "loss" in r]
+        run_records = read_metrics(load_recipe("debug", [*common, f"name={name}"]).run_path)
+        return [
+            (r["kind"], r["step"], r["loss"], r.get("grad_norm"))
+            for r in run_records
+            if "loss" in r
+        ]
 
     def train(name, *overrides):
         words = set_arguments([*common, f"name={name}", *overrides])
@@ -180,8 +184,8 @@ def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, cli_
         assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
 
-    said = train("early", "checkpoint.every_steps=0")
-    assert said.count("step 4/4 | loss") == 1  # one rank speaks
+    output = train("early", "checkpoint.every_steps=0")
+    assert output.count("step 4/4 | loss") == 1  # one rank speaks
     straight = records("early")
     train("saved", "checkpoint.every_steps=1")
     assert records("saved") == straight
@@ -225,8 +229,8 @@ def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
     assert len(first) == 4
     assert first == again
     assert unions("a") != unions("b")  # of 64 other tokens each
-    for found in (as_read, first):
-        for numbers, usual in zip(found, dense, strict=True):
+    for run_records in (as_read, first):
+        for numbers, usual in zip(run_records, dense, strict=True):
             assert numbers == pytest.approx(usual, rel=1e-4)
 
 
@@ -238,8 +242,10 @@ def test_another_number_of_processes_continues_with_the_same_stream(tiny_overrid
     first = ranks(2, "-m", "sparsellm", *program, *set_arguments([*overrides, "name=changed"]))
     assert first.returncode == 0, first.stderr[-3000:]
     for name in ("changed", "straight"):
-        own = set_arguments([*overrides, "train.steps=6", f"name={name}", "data.num_workers=1"])
-        trained = cli_here(*program, *own)
+        settings = set_arguments(
+            [*overrides, "train.steps=6", f"name={name}", "data.num_workers=1"]
+        )
+        trained = cli_here(*program, *settings)
         assert trained.returncode == 0, trained.stderr[-3000:]
     changed, straight = (
         [

@@ -35,27 +35,29 @@ def test_without_lm_eval_training_says_what_to_install_or_to_leave_out(
         importlib.util, "find_spec", lambda name: None if name == "lm_eval" else find_spec(name)
     )
     assert main(["train", "debug", *set_arguments([*tiny_overrides, EVALUATED])]) == 1
-    said = capsys.readouterr().err
-    assert "pip install 'lm-eval>=" in said or "pip install -e '.[eval]'" in said
-    assert "(evaluation.every_steps 2); --set evaluation.every_steps=0 trains without them" in said
+    stderr = capsys.readouterr().err
+    assert "pip install 'lm-eval>=" in stderr or "pip install -e '.[eval]'" in stderr
+    assert (
+        "(evaluation.every_steps 2); --set evaluation.every_steps=0 trains without them" in stderr
+    )
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.usefixtures("nothing_is_built")
 def test_a_missing_file_of_rows_is_named_before_training(tiny_overrides, tmp_path, capsys):
-    own = [EVALUATED, f"evaluation.data_dir={tmp_path}"]
-    assert main(["train", "debug", *set_arguments([*tiny_overrides, *own])]) == 1
-    said = capsys.readouterr().err
-    assert f"{tmp_path}/" in said
-    assert ".jsonl is missing" in said
-    assert "--set evaluation.every_steps=0" in said
+    overrides = [EVALUATED, f"evaluation.data_dir={tmp_path}"]
+    assert main(["train", "debug", *set_arguments([*tiny_overrides, *overrides])]) == 1
+    stderr = capsys.readouterr().err
+    assert f"{tmp_path}/" in stderr
+    assert ".jsonl is missing" in stderr
+    assert "--set evaluation.every_steps=0" in stderr
 
 
 def test_a_sweep_says_so_before_its_first_run(tiny_overrides, tmp_path, capsys):
     sweep = tmp_path / "scored.yaml"
     sweep.write_text("{name: scored, recipe: debug, runs: [{name: a}]}")
-    own = [EVALUATED, f"evaluation.data_dir={tmp_path}"]
-    assert main(["sweep", str(sweep), *set_arguments([*tiny_overrides, *own])]) == 1
+    overrides = [EVALUATED, f"evaluation.data_dir={tmp_path}"]
+    assert main(["sweep", str(sweep), *set_arguments([*tiny_overrides, *overrides])]) == 1
     assert ".jsonl is missing" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
@@ -70,8 +72,8 @@ def test_sizes_are_scored_and_have_a_target(name):
 def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(
     tiny_overrides, test_data, tmp_path, cli_here, monkeypatch
 ):
-    own = [*tiny_overrides, "validation.every_steps=0", "evaluation.every_steps=2"]
-    own += [
+    overrides = [*tiny_overrides, "validation.every_steps=0", "evaluation.every_steps=2"]
+    overrides += [
         f"evaluation.data_dir={test_data / 'eval'}",
         "evaluation.limit=3",
         "checkpoint.every_steps=2",
@@ -88,16 +90,16 @@ def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(
 
     def kinds():
         records = read_metrics(tmp_path / "runs" / "debug")
-        own = [r for r in records if not r["kind"].startswith("session")]
-        return [(r["kind"], r["step"]) for r in own[1:]]
+        run_records = [r for r in records if not r["kind"].startswith("session")]
+        return [(r["kind"], r["step"]) for r in run_records[1:]]
 
     monkeypatch.setattr(SparseLM, "_model_call", faulty)
-    stopped = cli_here("train", "--recipe", "debug", *set_arguments(own))
+    stopped = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
     assert stopped.returncode == 0, stopped.stderr
     assert "the evaluation failed (RuntimeError: CUDA out of memory)" in stopped.stderr
     assert "stopped after step 4 (SIGTERM)" in stopped.stdout
     trained = [("train", 2), ("failure", 2), ("train", 3), ("train", 4)]
     assert kinds() == trained
-    resumed = cli_here("train", "--recipe", "debug", *set_arguments(own))
+    resumed = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
     assert resumed.returncode == 0, resumed.stderr
     assert kinds() == [*trained, ("evaluation", 4)]

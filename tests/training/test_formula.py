@@ -22,11 +22,11 @@ def train(tiny_overrides, cli_here):
     """Trains by the command; gives the recipe, the records of steps and the last checkpoint."""
 
     def run(*overrides, init_from=None):
-        own = [*tiny_overrides, "name=formula", *overrides]
+        settings = [*tiny_overrides, "name=formula", *overrides]
         begin = ["--init-from", str(init_from)] if init_from else []
-        result = cli_here("train", "debug", *begin, *set_arguments(own))
+        result = cli_here("train", "debug", *begin, *set_arguments(settings))
         assert result.returncode == 0, result.stderr
-        recipe = load_recipe("debug", own)
+        recipe = load_recipe("debug", settings)
         records = [r for r in read_metrics(recipe.run_path) if r["kind"] == "train"]
         return recipe, records, recipe.run_path / "checkpoints" / f"step_{recipe.train.steps:08d}"
 
@@ -82,18 +82,18 @@ def test_training_is_adamw_on_the_clipped_gradient_of_the_formula(train, overrid
         foreach=False,
     )
     for record, tokens_BT1 in zip(records, islice(global_batches(recipe), 4), strict=True):
-        found = model(tokens_BT1)
+        outcome = model(tokens_BT1)
         l1_weight_L = torch.tensor(record["l1_by_layer"])
         assert (l1_weight_L == 0.5).all() or recipe.sparsity.target_per_layer
         optimizer.zero_grad()
-        (found.cross_entropy + (l1_weight_L * found.l1_L).mean()).backward()
+        (outcome.cross_entropy + (l1_weight_L * outcome.l1_L).mean()).backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip_norm)
         assert norm > config.clip_norm
         for group in optimizer.param_groups:
             group["lr"] = record["learning_rate"]
         optimizer.step()
-        assert record["loss"] == pytest.approx(found.cross_entropy.item(), rel=1e-4)
-        assert record["l1"] == pytest.approx(found.l1_L.mean().item(), rel=1e-4)
+        assert record["loss"] == pytest.approx(outcome.cross_entropy.item(), rel=1e-4)
+        assert record["l1"] == pytest.approx(outcome.l1_L.mean().item(), rel=1e-4)
         assert record["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
     weights, moments = (checkpoint.read_kind(path, kind) for kind in ("model", "optimizer"))
     assert weights.keys() == parameters.keys()
@@ -132,14 +132,18 @@ def test_statistics_and_averages_are_those_of_the_steps_that_were_taken(train):
     """Weights that stand still can be computed with afterwards; what exceeds the averages a little
     is skipped."""
     _, _, weights = train(*STILL, "train.steps=12", "optimizer.learning_rate=3e-3")
-    own = ["optimizer.learning_rate=1e-30", "train.spike_threshold=1.02", f"train.steps={STEPS}"]
-    recipe, records, path = train(*STILL, *own, "name=still", init_from=weights)
+    overrides = [
+        "optimizer.learning_rate=1e-30",
+        "train.spike_threshold=1.02",
+        f"train.steps={STEPS}",
+    ]
+    recipe, records, path = train(*STILL, *overrides, "name=still", init_from=weights)
     model = PlainModel(recipe)
     model.load(checkpoint.read_kind(weights, "model"))
     steps = [_measured(model, tokens_BT1) for tokens_BT1 in islice(global_batches(recipe), STEPS)]
     watched_SV = np.array([watched for watched, _ in steps])
 
-    taken: list[int] = []
+    accepted: list[int] = []
     skipped = {r["step"]: r["error"] for r in read_metrics(recipe.run_path) if "error" in r}
     shape = steps[0][1].shape
     silent_LN = torch.zeros(shape[0], shape[-1], dtype=torch.int64)
@@ -147,25 +151,25 @@ def test_statistics_and_averages_are_those_of_the_steps_that_were_taken(train):
     activity_LN = None
     by_step = {record["step"]: record for record in records}
     for index, (watched_V, active_LBTN) in enumerate(steps):
-        if len(taken) >= 50:
-            average_V = _average(watched_SV[taken])
+        if len(accepted) >= 50:
+            average_V = _average(watched_SV[accepted])
             if (watched_V > 1.02 * average_V).any():
                 _assert_named(skipped.pop(index + 1), watched_V, average_V)
                 continue
-        taken.append(index)
+        accepted.append(index)
         active_LN, tokens = active_LBTN.sum((1, 2)), active_LBTN[0, ..., 0].numel()
         silent_LN = torch.where(active_LN > 0, 0, silent_LN + tokens)
         window_LN, window_tokens = window_LN + active_LN, window_tokens + tokens
         if window_tokens >= WINDOW:
             activity_LN, window_LN, window_tokens = window_LN, torch.zeros_like(window_LN), 0
         record = by_step.pop(index + 1)
-        assert record["skipped_steps"] == index + 1 - len(taken)
+        assert record["skipped_steps"] == index + 1 - len(accepted)
         dead_L = (silent_LN >= WINDOW).double().mean(1)
         np.testing.assert_allclose(record["sparsity"]["dead_fraction"], dead_L)
         _assert_statistics(record, active_LBTN)
     assert not skipped
     assert not by_step
-    assert 0 < STEPS - len(taken) < 15
+    assert 0 < STEPS - len(accepted) < 15
     assert 0 < dead_L.max() < 1
     saved = checkpoint.read_kind(path, "stats")
     assert torch.equal(saved["silent_tokens_LN"], silent_LN)
@@ -177,11 +181,11 @@ def test_statistics_and_averages_are_those_of_the_steps_that_were_taken(train):
 
 def _measured(model, tokens_BT1):
     """Loss and norm of the gradient; which neurons are active."""
-    found = model(tokens_BT1)
+    outcome = model(tokens_BT1)
     model.stock.zero_grad()
-    (found.cross_entropy + 0.02 * found.l1_L.mean()).backward()
+    (outcome.cross_entropy + 0.02 * outcome.l1_L.mean()).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.stock.parameters()])
-    return [found.cross_entropy.item(), norm.item()], found.active_LBTN
+    return [outcome.cross_entropy.item(), norm.item()], outcome.active_LBTN
 
 
 def _average(values_SV):
@@ -217,8 +221,8 @@ def _assert_statistics(record, active_LBTN):
     starts = position_bucket_starts(active_LBTN.shape[2])
     for bucket, (start, end) in enumerate(pairwise([*starts, active_LBTN.shape[2]])):
         expected = active_LBTN[:, :, start:end].sum(-1).double().mean((1, 2))
-        found = [layer[bucket] for layer in stats["nnz_by_position"]]
-        np.testing.assert_allclose(found, expected)
+        bucket_means = [layer[bucket] for layer in stats["nnz_by_position"]]
+        np.testing.assert_allclose(bucket_means, expected)
     blocks_LbMN = active_LBTN.flatten(1, 2).unflatten(1, (-1, 64))
     union_L = blocks_LbMN.any(2).sum(-1).double().mean(1)
     np.testing.assert_allclose(record["kernels"]["union_mean"], union_L)
@@ -227,8 +231,8 @@ def _assert_statistics(record, active_LBTN):
 @pytest.mark.parametrize("sequences", [1, 5, 8])
 def test_held_out_loss_is_the_mean_over_its_tokens(train, sequences):
     """However many sequences pad the last micro-batch."""
-    own = [f"validation.tokens={32 * sequences}", "train.micro_batch_size=4"]
-    recipe, _, path = train(*own)
+    overrides = [f"validation.tokens={32 * sequences}", "train.micro_batch_size=4"]
+    recipe, _, path = train(*overrides)
     model = PlainModel(recipe)
     model.load(checkpoint.read_kind(path, "model"))
     tokens_ST1 = held_out(recipe)

@@ -28,24 +28,26 @@ def test_gradients_come_near_to_those_of_bf16(tiny, kernels, tied):
         assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
 
     layers = []
-    how = [*FP8, f"ffn.kernels={kernels}", f"model.tie_word_embeddings={tied}"]
-    recipe = tiny("validation.every_steps=0", *how)
-    found = accumulated_gradients(recipe, look)
-    usual = accumulated_gradients(tiny("validation.every_steps=0", *how, "runtime.precision=bf16"))
+    settings = [*FP8, f"ffn.kernels={kernels}", f"model.tie_word_embeddings={tied}"]
+    recipe = tiny("validation.every_steps=0", *settings)
+    gradients = accumulated_gradients(recipe, look)
+    usual = accumulated_gradients(
+        tiny("validation.every_steps=0", *settings, "runtime.precision=bf16")
+    )
     # Two layers of four matrices of attention and, if it is dense, three of the FFN; the head.
-    assert {len(own) for own in layers} == {15 if kernels == "dense" else 9}
+    assert {len(layers_of_block) for layers_of_block in layers} == {15 if kernels == "dense" else 9}
     assert [m.fp8_gradient for m in layers[0]].count(False) == 1  # the head
-    assert found.keys() == usual.keys()
+    assert gradients.keys() == usual.keys()
     for name, gradient in usual.items():
-        off = (found[name] - gradient).norm() / gradient.norm()
+        off = (gradients[name] - gradient).norm() / gradient.norm()
         assert 0 < off < 0.25, name
 
 
 def test_a_head_of_any_vocabulary_trains(tiny):
     heads, odd = [], ["model.vocab_multiple=1", "validation.every_steps=0"]
-    found = accumulated_gradients(tiny(*FP8, *odd), lambda run: heads.append(run.model.lm_head))
+    gradients = accumulated_gradients(tiny(*FP8, *odd), lambda run: heads.append(run.model.lm_head))
     assert type(heads[0]) is torch.nn.Linear
-    assert all(gradient.isfinite().all() for gradient in found.values())
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
 
 
 @pytest.mark.slow
@@ -60,6 +62,6 @@ def test_a_run_resumes_to_the_same_bits(tiny_overrides, cli_here):
 
     _, path, straight = train()
     shutil.rmtree(path / "checkpoints" / "step_00000006")
-    said, _, resumed = train()
-    assert "resuming from" in said
+    output, _, resumed = train()
+    assert "resuming from" in output
     assert resumed == straight

@@ -140,20 +140,20 @@ def test_twell_is_chosen_by_non_zeros_and_counts_tokens_beyond_its_backup(tiny, 
     for rows, overflows in ((96, 0), (8, 4)):  # of the backup, for 96 tokens; four micro-batches
         module = "sparsellm.ffn.training_path.module"
         monkeypatch.setattr(f"{module}.backup_rows_for", lambda _, rows=rows: rows)
-        _, _, found = _sums(recipe, model, batches)
-        assert found.kernels.sparse == [False, True]
-        assert found.kernels.overflows == overflows
-        assert found.kernels.union_mean == dense.kernels.union_mean
-        assert found.nnz_L == dense.nnz_L
-        assert found.l1 == pytest.approx(dense.l1)
+        _, _, reading = _sums(recipe, model, batches)
+        assert reading.kernels.sparse == [False, True]
+        assert reading.kernels.overflows == overflows
+        assert reading.kernels.union_mean == dense.kernels.union_mean
+        assert reading.nnz_L == dense.nnz_L
+        assert reading.l1 == pytest.approx(dense.l1)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_costs_are_those_of_a_micro_batch_and_their_mean_over_ranks(tiny, monkeypatch, num_ranks):
-    asked = []
+    calls = []
 
     def measure(call, **options):
-        asked.append((call, options))
+        calls.append((call, options))
         return COSTS
 
     def add_other_rank(tensor, group=None):
@@ -164,11 +164,11 @@ def test_costs_are_those_of_a_micro_batch_and_their_mean_over_ranks(tiny, monkey
         monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
         monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: 2)
         monkeypatch.setattr("torch.distributed.all_reduce", add_other_rank)
-    found = _measure_costs(tiny("runtime.compile=false", "runtime.token_order=auto"), CPU)
+    costs = _measure_costs(tiny("runtime.compile=false", "runtime.token_order=auto"), CPU)
     expected = COSTS if num_ranks == 1 else Costs(dense=2.0, fixed=0.5, per_neuron=0.02)
-    assert (found.dense, found.fixed) == pytest.approx((expected.dense, expected.fixed))
-    assert found.per_neuron == pytest.approx(expected.per_neuron)
-    [(call, options)] = asked
+    assert (costs.dense, costs.fixed) == pytest.approx((expected.dense, expected.fixed))
+    assert costs.per_neuron == pytest.approx(expected.per_neuron)
+    [(call, options)] = calls
     assert call == Measured(64, 32, 64, True, "union", -1, fp8=False)
     assert options == {"compiled": False, "ordered": True}
 
@@ -191,10 +191,10 @@ def test_costs_of_another_format_are_not_resumed():
 def test_every_path_is_warmed_up_and_the_choice_stays():
     ffns = [*_ffns(), *_ffns("sparse"), *_ffns(costs=None)]
     ffns[0].path = "sparse"
-    own = [ffn.path for ffn in ffns]
-    seen = [[ffn.path for ffn in ffns] for _ in each_path(ffns)]
-    assert seen == [own, [*["sparse"] * 4, *["dense"] * 2]]
-    assert [ffn.path for ffn in ffns] == own
+    paths = [ffn.path for ffn in ffns]
+    warmed_up = [[ffn.path for ffn in ffns] for _ in each_path(ffns)]
+    assert warmed_up == [paths, [*["sparse"] * 4, *["dense"] * 2]]
+    assert [ffn.path for ffn in ffns] == paths
     assert len(list(each_path(_ffns("dense")))) == 1
 
 

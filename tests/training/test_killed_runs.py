@@ -55,8 +55,8 @@ def test_helpers_of_a_rank_are_no_ranks(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         try:
             assert launcher.stdout.read(2 * len("here\n")).count("here") == 2  # the two may mix
-            [found] = ranks_of(word)
-            assert found.ppid() == launcher.pid
+            [process] = ranks_of(word)
+            assert process.ppid() == launcher.pid
             assert len(processes_with(word)) == 3  # the launcher, the rank and what it forked
         finally:
             launched.kill(launcher)
@@ -73,9 +73,9 @@ def test_a_killed_run_ends_as_one_left_alone(tmp_path):
         path.write_text(textwrap.dedent(text))
     folder = tmp_path / "killed"
     # Steps must not be over before a kill can come.
-    own = ["train.global_batch_tokens=2048", "train.micro_batch_size=4", "data.num_workers=1"]
+    arguments = ["train.global_batch_tokens=2048", "train.micro_batch_size=4", "data.num_workers=1"]
     command = [sys.executable, str(PROGRAM), str(folder), "--config=ddp8", "--recipe=debug"]
-    command += ["--kills=2", "--steps=6", "--every=1", *set_arguments(own)]
+    command += ["--kills=2", "--steps=6", "--every=1", *set_arguments(arguments)]
     environment = process_env(PYTHONPATH=f"{site.parent}:{ROOT}")
 
     def call(*options):

@@ -38,8 +38,10 @@ def _outcome(overrides):
         for record in read_metrics(recipe.run_path)
         if not record["kind"].startswith("session")
     ]
-    own = {metric.name for metric in METRICS if metric.of is None}
-    assert all(own <= record.keys() | TIMINGS for record in records if record["kind"] == "train")
+    recorded = {metric.name for metric in METRICS if metric.of is None}
+    assert all(
+        recorded <= record.keys() | TIMINGS for record in records if record["kind"] == "train"
+    )
     path = checkpoint.latest(recipe.run_path / "checkpoints")
     tensors = {k: checkpoint.read_kind(path, k) for k in ("model", "optimizer", "stats")}
     return records, checkpoint.load(path), tensors, checkpoint.data_states(path)
@@ -61,9 +63,9 @@ def _assert_same(one, other):
     records, _, kinds, positions = one
     assert other[0] == records
     for part, tensors in kinds.items():
-        others = other[2][part]
-        assert tensors.keys() == others.keys()
-        assert all(torch.equal(tensors[name], others[name]) for name in tensors), part
+        other_state = other[2][part]
+        assert tensors.keys() == other_state.keys()
+        assert all(torch.equal(tensors[name], other_state[name]) for name in tensors), part
     assert positions == other[3]
 
 
@@ -117,39 +119,39 @@ def test_sigkills_change_nothing(tiny_overrides, cli_here):
 def test_between_progress_lines_a_terminal_shows_the_step(tiny_overrides, cli_here, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     changes = ["train.steps=4", "logging.every_steps=4", "validation.every_steps=4"]
-    own = set_arguments([*tiny_overrides, *changes])
-    found = cli_here("train", "debug", *own)
-    assert found.returncode == 0
-    assert re.findall(r"\rstep (\d)/4 … +\r", found.stderr) == ["0", "1", "2", "3"]
-    assert re.search(r"\rstep 4 \| validation … +\r", found.stderr)
-    assert re.findall(r"^step (\d)/4 \| loss", found.stdout, re.MULTILINE) == ["1", "4"]
+    arguments = set_arguments([*tiny_overrides, *changes])
+    done = cli_here("train", "debug", *arguments)
+    assert done.returncode == 0
+    assert re.findall(r"\rstep (\d)/4 … +\r", done.stderr) == ["0", "1", "2", "3"]
+    assert re.search(r"\rstep 4 \| validation … +\r", done.stderr)
+    assert re.findall(r"^step (\d)/4 \| loss", done.stdout, re.MULTILINE) == ["1", "4"]
 
 
 def test_what_a_rank_does_is_told_and_records_are_on_disk_before_a_checkpoint(
     tiny_overrides, cli_here, monkeypatch
 ):
     """Other ranks name it if it hangs; a record of a step that a checkpoint has is never lost."""
-    told = []
+    phases = []
     begin, sync, save = RankActivity.begin, MetricsLog.sync, train_module.begin_save
     monkeypatch.setattr(
-        RankActivity, "begin", lambda self, *what: (told.append(what), begin(self, *what))
+        RankActivity, "begin", lambda self, *phase: (phases.append(phase), begin(self, *phase))
     )
-    monkeypatch.setattr(MetricsLog, "sync", lambda self: (told.append("synced"), sync(self)))
+    monkeypatch.setattr(MetricsLog, "sync", lambda self: (phases.append("synced"), sync(self)))
     monkeypatch.setattr(
-        train_module, "begin_save", lambda run: (told.append("checkpoint"), save(run))
+        train_module, "begin_save", lambda run: (phases.append("checkpoint"), save(run))
     )
     overrides = [*tiny_overrides, "train.steps=2", "train.micro_batch_size=8"]
     overrides += ["validation.every_steps=2", "runtime.compile=false"]
     result = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
     assert result.returncode == 0, result.stderr
-    told = told[told.index(("reading data", 0)) :]
+    phases = phases[phases.index(("reading data", 0)) :]
 
-    begun = [("reading data", 1), ("computing", 1)]  # of the second step, within the first
+    second_step = [("reading data", 1), ("computing", 1)]  # of the second step, within the first
     wait = "summing over ranks"
-    steps = [("computing", 0), (wait, 0), *begun, (wait, 0), ("between steps", 1)]
+    steps = [("computing", 0), (wait, 0), *second_step, (wait, 0), ("between steps", 1)]
     steps += [(wait, 1), ("between steps", 2)]
     after = [("saving", 2), "synced", "checkpoint", ("validation", 2)]
-    assert told[1 : 1 + len(steps) + len(after)] == [*steps, *after]
+    assert phases[1 : 1 + len(steps) + len(after)] == [*steps, *after]
 
 
 def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_here):
@@ -157,8 +159,8 @@ def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_he
     overrides += ["runtime.activation_checkpointing=true"]
     outcomes = []
     for kernels in ("dense", "sparse"):
-        own = set_arguments([*overrides, f"ffn.kernels={kernels}", f"name={kernels}"])
-        result = cli_here("train", "--recipe", "debug", *own)
+        arguments = set_arguments([*overrides, f"ffn.kernels={kernels}", f"name={kernels}"])
+        result = cli_here("train", "--recipe", "debug", *arguments)
         assert result.returncode == 0, result.stderr
         outcomes.append(_outcome([*overrides, f"name={kernels}"])[0])
     first, same = outcomes[0][0], outcomes[1][0]
@@ -248,7 +250,7 @@ def test_tokens_are_counted_where_the_batch_changes(tiny_overrides, cli_here):
 def test_text_is_read_while_the_model_compiles_and_a_run_that_is_over_compiles_nothing(
     tiny_overrides, cli_here, monkeypatch
 ):
-    own, warm_up = ["data.num_workers=1"], train_module.rehearsal.warm_up
+    overrides, warm_up = ["data.num_workers=1"], train_module.rehearsal.warm_up
     readers = []
 
     def observed(run):
@@ -256,14 +258,14 @@ def test_text_is_read_while_the_model_compiles_and_a_run_that_is_over_compiles_n
         warm_up(run)
 
     monkeypatch.setattr(train_module.rehearsal, "warm_up", observed)
-    command = ("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *own]))
+    command = ("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
     for _ in range(2):
         assert cli_here(*command).returncode == 0
     assert readers == [1]
 
 
 def test_resume_takes_a_run_and_a_stop_says_how_to_go_on(tiny_overrides, cli_here, monkeypatch):
-    own = ["train", "--recipe", "debug", *set_arguments([*tiny_overrides, "train.steps=6"])]
+    arguments = ["train", "--recipe", "debug", *set_arguments([*tiny_overrides, "train.steps=6"])]
     line = train_module.progress_line
 
     def stop_at_3(record, recipe):
@@ -272,40 +274,40 @@ def test_resume_takes_a_run_and_a_stop_says_how_to_go_on(tiny_overrides, cli_her
         return line(record, recipe)
 
     monkeypatch.setattr(train_module, "progress_line", stop_at_3)
-    fresh = cli_here(*own, "--fresh")
+    fresh = cli_here(*arguments, "--fresh")
     assert "without --fresh the same command resumes here" in fresh.stdout, fresh.stderr
     run_path = load_recipe("debug", tiny_overrides).run_path
-    resumed = cli_here(*own, "--resume", str(run_path))
+    resumed = cli_here(*arguments, "--resume", str(run_path))
     assert resumed.returncode == 0, resumed.stderr
     assert f"resuming from {run_path / 'checkpoints'}/step_00000004" in resumed.stdout
     assert "done: 6 steps" in resumed.stdout
 
 
 def test_fresh_moves_nothing_before_the_new_run_can_start(tiny_overrides, cli_here, tmp_path):
-    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
-    assert cli_here(*own).returncode == 0
+    arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    assert cli_here(*arguments).returncode == 0
     run_path = load_recipe("debug", tiny_overrides).run_path
     before = sorted(run_path.rglob("*"))
-    typo = cli_here(*own, "--fresh", "--init-from", str(tmp_path / "typo"))
+    typo = cli_here(*arguments, "--fresh", "--init-from", str(tmp_path / "typo"))
     assert typo.returncode == 1
     assert "is not a checkpoint" in typo.stderr
     assert sorted(run_path.rglob("*")) == before
 
 
 def test_other_data_in_the_run_folder_is_refused_with_what_changed(tiny_overrides, cli_here):
-    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
-    assert cli_here(*own).returncode == 0
+    arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    assert cli_here(*arguments).returncode == 0
     files = [f"data.files={ROOT / 'README.md'}", "data.corpus=local", "validation.every_steps=0"]
-    other = cli_here(*own, *set_arguments([*files, "train.steps=9"]))
+    other = cli_here(*arguments, *set_arguments([*files, "train.steps=9"]))
     assert other.returncode == 1
     assert "(changed since the checkpoint: data.corpus sample → local, data.files" in other.stderr
     assert "validation" not in other.stderr
 
 
 def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
-    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
-    wider = [*own, "--set", "model.intermediate_size=96"]
-    assert cli_here(*own).returncode == 0
+    arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    wider = [*arguments, "--set", "model.intermediate_size=96"]
+    assert cli_here(*arguments).returncode == 0
     other = cli_here(*wider)
     assert other.returncode == 1
     assert "is of a model of other shapes (changed since the checkpoint: " in other.stderr

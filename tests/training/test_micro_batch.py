@@ -84,12 +84,12 @@ def train(tiny_overrides, cli_here):
     common += ["validation.every_steps=20", "optimizer.min_lr_ratio=1", "checkpoint.every_steps=18"]
 
     def run(name, *further):
-        own = [*common, f"name={name}", "train.steps=20", *further]
-        result = cli_here("train", "--recipe", "debug", *set_arguments(own))
+        settings = [*common, f"name={name}", "train.steps=20", *further]
+        result = cli_here("train", "--recipe", "debug", *set_arguments(settings))
         assert result.returncode == 0, result.stderr
         records = [
             record
-            for record in read_metrics(load_recipe("debug", own).run_path)
+            for record in read_metrics(load_recipe("debug", settings).run_path)
             if record["kind"] == "train"
         ]
         return result.stdout, records
@@ -98,29 +98,29 @@ def train(tiny_overrides, cli_here):
 
 
 def _sizes(records):
-    found = [int(record["micro_batch_size"]) for record in records]
+    sizes = [int(record["micro_batch_size"]) for record in records]
     return [
-        (step, size) for step, size in enumerate(found, 1) if found[step - 2 : step - 1] != [size]
+        (step, size) for step, size in enumerate(sizes, 1) if sizes[step - 2 : step - 1] != [size]
     ]
 
 
-def _assert_same_losses(records, others):
-    assert [r["step"] for r in records] == [r["step"] for r in others]
+def _assert_same_losses(records, other_records):
+    assert [r["step"] for r in records] == [r["step"] for r in other_records]
     for key in ("loss", "grad_norm", "l1"):
-        assert [r[key] for r in records] == pytest.approx([r[key] for r in others], rel=1e-4)
+        assert [r[key] for r in records] == pytest.approx([r[key] for r in other_records], rel=1e-4)
 
 
 def test_it_grows_and_neither_losses_nor_a_resume_notice(memory, train):
-    said, grown = train("grown", "train.micro_batch_size=auto")
-    assert "step 1 begins with 1 sequence × 8 micro-batches" in said
+    output, grown = train("grown", "train.micro_batch_size=auto")
+    assert "step 1 begins with 1 sequence × 8 micro-batches" in output
     first, second = CALM_STEPS + 2, 2 * CALM_STEPS + 2
     assert _sizes(grown) == [(1, 1), (first, 2), (second, 4)]
     _, fixed = train("fixed", "train.micro_batch_size=1")
     assert _sizes(fixed) == [(1, 1)]
     _assert_same_losses(grown, fixed)
     train("halves", "train.micro_batch_size=auto", f"train.steps={first + 4}")
-    said, halves = train("halves", "train.micro_batch_size=auto")
-    assert f"step {first + 5} goes on with 2 sequences × 4 micro-batches" in said
+    output, halves = train("halves", "train.micro_batch_size=auto")
+    assert f"step {first + 5} goes on with 2 sequences × 4 micro-batches" in output
     assert _sizes(halves) == _sizes(grown)
     assert [r["loss"] for r in halves] == [r["loss"] for r in grown]  # to the bit
 
@@ -144,15 +144,15 @@ def test_it_grows_where_twice_the_activations_fit(memory, tiny, monkeypatch, roo
 
 def test_a_size_that_does_not_fit_is_not_taken(memory, train, monkeypatch):
     _limit(monkeypatch, lambda sequences: sequences > 2)
-    said, records = train("small", "train.micro_batch_size=auto")
+    output, records = train("small", "train.micro_batch_size=auto")
     assert [size for _, size in _sizes(records)] == [1, 2]
-    assert "stays at 2 sequences × 4 micro-batches" in said
+    assert "stays at 2 sequences × 4 micro-batches" in output
 
 
 def test_a_first_size_that_does_not_fit_is_halved(train, monkeypatch):
     _limit(monkeypatch, lambda sequences: sequences > 2)
-    said, records = train("halved", "train.micro_batch_size=auto")  # this machine has room for 8
-    assert "step 1 begins with 2 sequences × 4 micro-batches" in said
+    output, records = train("halved", "train.micro_batch_size=auto")  # this machine has room for 8
+    assert "step 1 begins with 2 sequences × 4 micro-batches" in output
     assert _sizes(records) == [(1, 2)]
 
 
@@ -164,8 +164,8 @@ def test_a_step_that_runs_out_of_memory_is_done_again(memory, train, monkeypatch
         return sequences == 2 and calls.count(2) == 18  # in the middle of a step
 
     _limit(monkeypatch, too_large)
-    said, again = train("again", "train.micro_batch_size=auto")
-    assert "ran out of memory, and is done again with 1 sequence × 8 micro-batches" in said
+    output, again = train("again", "train.micro_batch_size=auto")
+    assert "ran out of memory, and is done again with 1 sequence × 8 micro-batches" in output
     assert [size for _, size in _sizes(again)] == [1, 2, 1]
     monkeypatch.undo()
     _assert_same_losses(again, train("fixed", "train.micro_batch_size=1")[1])
@@ -174,10 +174,10 @@ def test_a_step_that_runs_out_of_memory_is_done_again(memory, train, monkeypatch
 def _limit(monkeypatch, too_large):
     real = Objective.forward
 
-    def forward(self, inputs_BT, *others):
+    def forward(self, inputs_BT, *args):
         if torch.is_grad_enabled() and too_large(inputs_BT.shape[0]):
             raise torch.OutOfMemoryError("CUDA out of memory (injected)")
-        return real(self, inputs_BT, *others)
+        return real(self, inputs_BT, *args)
 
     monkeypatch.setattr(Objective, "forward", forward)
 
@@ -186,15 +186,15 @@ def _limit(monkeypatch, too_large):
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 def test_ranks_agree_though_one_has_less_memory(tiny_overrides, config):
-    own = [*tiny_overrides, "train.micro_batch_size=auto", "ffn.kernels=sparse"]
-    own += ["runtime.compile=false", "validation.every_steps=0", "train.steps=26"]
+    overrides = [*tiny_overrides, "train.micro_batch_size=auto", "ffn.kernels=sparse"]
+    overrides += ["runtime.compile=false", "validation.every_steps=0", "train.steps=26"]
 
     def sizes(room_of_rank_1):
         name = f"name=with{room_of_rank_1}"
-        arguments = ["train", "--recipe", "debug", *set_arguments([*own, name])]
+        arguments = ["train", "--recipe", "debug", *set_arguments([*overrides, name])]
         result = ranks(2, str(WORKER), str(room_of_rank_1), *arguments, config=config)
         assert result.returncode == 0, result.stderr[-3000:]
-        records = read_metrics(load_recipe("debug", [*own, name]).run_path)
+        records = read_metrics(load_recipe("debug", [*overrides, name]).run_path)
         return [size for _, size in _sizes([r for r in records if r["kind"] == "train"])]
 
     assert sizes(2) == [1, 2]

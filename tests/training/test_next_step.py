@@ -58,9 +58,9 @@ def test_it_changes_no_bit(trained, overrides, kernels):
     common = [*overrides, f"ffn.kernels={kernels}", "data.num_workers=0"]
     together, apart = (trained(*common, launch_next=launch) for launch in (True, False))
     assert together[0] == apart[0]
-    for found, expected in zip(together[1:], apart[1:], strict=True):
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    for actual, expected in zip(together[1:], apart[1:], strict=True):
+        assert actual.keys() == expected.keys()
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 def test_kernels_are_chosen_by_every_step_that_was_read(tiny, monkeypatch):

@@ -51,10 +51,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(train, nan_at, tiny_ov
     nan_at(3)
     result = train("train.steps=6", "train.on_nonfinite=skip", "sparsity.dead_window_tokens=256")
     assert result.returncode == 0, result.stderr
-    said = (
+    pattern = (
         r"step 3 was skipped: loss [\d.]+, L1 [\d.]+, gradient norm nan \(1 in all; train.on_nonf"
     )
-    assert re.search(said, result.stdout)
+    assert re.search(pattern, result.stdout)
     assert "done: 6 steps (1 of them skipped), 1,536 tokens" in result.stdout
     run_path = load_recipe("debug", tiny_overrides).run_path
     records = read_metrics(run_path)
@@ -100,13 +100,13 @@ def test_the_data_continues_after_it(tiny, nan_at):
 def test_a_step_of_several_ranks_is_skipped_though_the_next_has_begun(
     tiny_overrides, config, optimizer
 ):
-    own = [*tiny_overrides, "train.on_nonfinite=skip", "checkpoint.every_steps=0"]
-    own.append(f"optimizer.name={optimizer}")
+    overrides = [*tiny_overrides, "train.on_nonfinite=skip", "checkpoint.every_steps=0"]
+    overrides.append(f"optimizer.name={optimizer}")
     program = (str(DAMAGED), "spoil", "1", "3", "train", "--recipe", "debug")
-    result = ranks(2, *program, *set_arguments(own), config=config)
+    result = ranks(2, *program, *set_arguments(overrides), config=config)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "step 3 was skipped: loss " in result.stdout
-    records = read_metrics(load_recipe("debug", own).run_path)
+    records = read_metrics(load_recipe("debug", overrides).run_path)
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 4]
 
 

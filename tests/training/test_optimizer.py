@@ -66,9 +66,9 @@ def _step(model, optimizer, refused=0.0, spoilt=1.0):
 def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(
     tiny, l1, gated, choice, patterns_of_adamw
 ):
-    own = [f"sparsity.l1_coefficient={l1}", f"ffn.gated={gated}"]
-    own.append(f"optimizer.gate_optimizer={choice}")
-    recipe = tiny("optimizer.name=muon", "optimizer.weight_decay=0", *own)
+    overrides = [f"sparsity.l1_coefficient={l1}", f"ffn.gated={gated}"]
+    overrides.append(f"optimizer.gate_optimizer={choice}")
+    recipe = tiny("optimizer.name=muon", "optimizer.weight_decay=0", *overrides)
     model = build_model(recipe, eos_token_id=256)
     optimizer = build_optimizer(model, recipe)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -92,9 +92,9 @@ def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(
 def test_gates_beside_muon_have_their_own_learning_rate_over_the_schedule(
     tiny, gated, pattern, rate, part
 ):
-    own = ["optimizer.learning_rate=4e-3", f"optimizer.gate_learning_rate={rate}"]
-    own += ["optimizer.weight_decay=0", f"ffn.gated={gated}", "runtime.compile=false"]
-    run = build_run(tiny("optimizer.name=muon", *own))
+    overrides = ["optimizer.learning_rate=4e-3", f"optimizer.gate_learning_rate={rate}"]
+    overrides += ["optimizer.weight_decay=0", f"ffn.gated={gated}", "runtime.compile=false"]
+    run = build_run(tiny("optimizer.name=muon", *overrides))
     names = {id(p): name for name, p in run.model.named_parameters()}
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     rates, first = [], {}
@@ -152,9 +152,9 @@ def test_muon_resumes_to_the_same_bits_and_not_as_adamw(tiny_overrides, cli_here
     common = [*tiny_overrides, "optimizer.min_lr_ratio=1", "runtime.compile=false"]
 
     def train(name, steps, optimizer="muon", *more):
-        own = [*common, f"name={name}", f"train.steps={steps}", f"optimizer.name={optimizer}"]
-        own += more
-        return cli_here("train", "--recipe", "debug", *set_arguments(own))
+        overrides = [*common, f"name={name}", f"train.steps={steps}", f"optimizer.name={optimizer}"]
+        overrides += more
+        return cli_here("train", "--recipe", "debug", *set_arguments(overrides))
 
     for name, steps in (("straight", 4), ("halves", 2), ("halves", 4)):
         done = train(name, steps, "muon", "optimizer.gate_learning_rate=1e-4")
@@ -187,14 +187,14 @@ def test_a_run_goes_on_with_the_optimizer_that_its_gates_had(
     tiny, tmp_path, gated_and_l1, gate_optimizer, before
 ):
     gated, l1 = gated_and_l1
-    own = ["optimizer.name=muon", f"ffn.gated={gated}", f"sparsity.l1_coefficient={l1}"]
-    saved = tiny(*own, f"optimizer.gate_optimizer={gate_optimizer}")
+    overrides = ["optimizer.name=muon", f"ffn.gated={gated}", f"sparsity.l1_coefficient={l1}"]
+    saved = tiny(*overrides, f"optimizer.gate_optimizer={gate_optimizer}")
     (tmp_path / "recipe.yaml").write_text(saved.to_yaml())
-    check_resumable(tmp_path, tiny(*own, f"optimizer.gate_optimizer={before}"))
+    check_resumable(tmp_path, tiny(*overrides, f"optimizer.gate_optimizer={before}"))
     other = {"muon": "adamw", "adamw": "muon"}[before]
     remedy = f"gates that {before} updated, not {other}: resume .*gate_optimizer={before},"
     with pytest.raises(ValueError, match=remedy):
-        check_resumable(tmp_path, tiny(*own, f"optimizer.gate_optimizer={other}"))
+        check_resumable(tmp_path, tiny(*overrides, f"optimizer.gate_optimizer={other}"))
 
 
 def test_reinit_moves_the_gate_rows_of_dead_neurons_alone(tiny):
@@ -239,8 +239,8 @@ def second_of_two_ranks():
 def test_reinit_of_a_shard_is_that_of_its_rows(second_of_two_ranks):
     whole, sharded = (SparseFFN(8, 16, gated=True) for _ in range(2))
     weight_NK = whole.gate_proj.weight.detach().clone()
-    own = DTensor.from_local(weight_NK[8:].clone(), second_of_two_ranks, [Shard(0)])
-    sharded.gate_proj.weight = torch.nn.Parameter(own)
+    shard = DTensor.from_local(weight_NK[8:].clone(), second_of_two_ranks, [Shard(0)])
+    sharded.gate_proj.weight = torch.nn.Parameter(shard)
     dead_LN = torch.arange(16)[None] % 3 == 0
     for ffn in (whole, sharded):
         reinit_dead_neurons([ffn], dead_LN, rate=0.1, std=0.02, seed=3, step=7)

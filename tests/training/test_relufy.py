@@ -123,8 +123,8 @@ def test_the_teacher_is_the_original_and_neither_trained_nor_saved(tiny, dense):
     try:
         device = run.accelerator.device
         run.teacher = load_teacher(recipe, device, last, None)
-        own = {id(p) for group in run.optimizer.param_groups for p in group["params"]}
-        assert own.isdisjoint(map(id, run.teacher._model.parameters()))
+        trained_ids = {id(p) for group in run.optimizer.param_groups for p in group["params"]}
+        assert trained_ids.isdisjoint(map(id, run.teacher._model.parameters()))
         initialise_run(run, dense)
         # The same weights and activation: nothing to learn, and no gradient.
         totals = train_step(run, StopRequest())
@@ -158,8 +158,8 @@ def test_the_teacher_of_any_family_gives_its_own_logits(name, tmp_path):
     stock = stock_model(name)
     folder = write_model(stock, tmp_path / "model")
     overrides = [*TINY, "model.context_length=16", "train.distillation=0.5"]
-    kept = [o for o in overrides if not o.startswith("model.") or "context" in o]
-    recipe = recipe_for("debug", kept, folder)
+    remaining = [o for o in overrides if not o.startswith("model.") or "context" in o]
+    recipe = recipe_for("debug", remaining, folder)
     teacher = load_teacher(recipe, torch.device("cpu"), None, folder)
     tokens_BT = torch.arange(32).view(2, 16)
     logits_BTV = teacher.logits(tokens_BT)[..., : stock.config.vocab_size]
@@ -181,11 +181,11 @@ def test_a_resumed_run_distils_and_ramps_to_the_same_bits(tiny, dense):
 
 
 def test_a_teacher_that_cannot_be_had_is_named(tiny, dense, tmp_path):
-    recipe, there = tiny(*DISTILLED, "train.steps=1"), tmp_path / "there"
+    recipe, folder = tiny(*DISTILLED, "train.steps=1"), tmp_path / "there"
     with pytest.raises(ValueError, match=r"teacher is the model .* give it with --init-from"):
         _train(recipe)
-    last = _train(recipe, init_from=shutil.copytree(dense, there))
-    moved, cpu = there.rename(tmp_path / "elsewhere"), torch.device("cpu")
+    last = _train(recipe, init_from=shutil.copytree(dense, folder))
+    moved, cpu = folder.rename(tmp_path / "elsewhere"), torch.device("cpu")
     with pytest.raises(FileNotFoundError, match=r"needs its teacher: .*moved, give its new place"):
         load_teacher(recipe, cpu, last, None)
     earlier = moved / "checkpoints" / "step_00000002"

@@ -57,33 +57,33 @@ def test_a_jump_of_the_learning_rate_is_said(tiny):
     saved = tiny("train.steps=100", "optimizer.learning_rate=1.5e-3")
     longer = tiny("train.steps=200", "optimizer.learning_rate=1.5e-3")
     assert rate_changes(saved, saved, 100) == []
-    [said] = rate_changes(saved, longer, 100)
-    assert "from 3.85e-07 at step 100 to 0.000762 at the next: the cosine now ends at" in said
-    assert "optimizer.schedule=constant can be continued without a jump, and wsd from" in said
+    [warning] = rate_changes(saved, longer, 100)
+    assert "from 3.85e-07 at step 100 to 0.000762 at the next: the cosine now ends at" in warning
+    assert "optimizer.schedule=constant can be continued without a jump, and wsd from" in warning
     lower = tiny("train.steps=100", "optimizer.learning_rate=1e-3")
-    [said] = rate_changes(saved, lower, 50)
-    assert said.startswith("the learning rate changes from")
-    assert "cosine" not in said
+    [warning] = rate_changes(saved, lower, 50)
+    assert warning.startswith("the learning rate changes from")
+    assert "cosine" not in warning
     for schedule in ("wsd", "constant"):
-        own = ["optimizer.learning_rate=1.5e-3", f"optimizer.schedule={schedule}"]
-        before, after = tiny("train.steps=100", *own), tiny("train.steps=200", *own)
+        overrides = ["optimizer.learning_rate=1.5e-3", f"optimizer.schedule={schedule}"]
+        before, after = tiny("train.steps=100", *overrides), tiny("train.steps=200", *overrides)
         assert rate_changes(before, after, 80) == []
 
 
 def test_wsd_can_be_continued_from_the_checkpoint_before_its_decay(tiny):
-    own = ["optimizer.schedule=wsd", "optimizer.decay_steps=20", "checkpoint.every_steps=30"]
-    saved, longer = (tiny(f"train.steps={steps}", *own) for steps in (100, 200))
+    overrides = ["optimizer.schedule=wsd", "optimizer.decay_steps=20", "checkpoint.every_steps=30"]
+    saved, longer = (tiny(f"train.steps={steps}", *overrides) for steps in (100, 200))
     assert decay_start(saved.optimizer, 100) == 80
     assert [step for step in range(1, 101) if saves_after(saved, step)] == [30, 60, 80, 90, 100]
     assert not next_may_launch(saved, 80)
     assert rate_changes(saved, longer, 80) == []
-    [said] = rate_changes(saved, longer, 100)
-    assert said.endswith(
+    [warning] = rate_changes(saved, longer, 100)
+    assert warning.endswith(
         "wsd decays from step 80 on. Without a jump a new run goes on from before that: --resume "
         "…/step_00000080 --set name=NEW"
     )
     assert decay_start(tiny().optimizer, 100) is None
-    never = tiny("train.steps=100", *own[:2], "checkpoint.every_steps=0")
+    never = tiny("train.steps=100", *overrides[:2], "checkpoint.every_steps=0")
     assert not any(saves_after(never, step) for step in range(1, 101))
 
 
@@ -94,12 +94,12 @@ def test_a_jump_of_the_gates_learning_rate_is_said(tiny):
         rates = [f"optimizer.learning_rate={rate}", f"optimizer.gate_learning_rate={gates}"]
         return tiny("optimizer.name=muon", "optimizer.schedule=constant", *rates)
 
-    one, own = muon(4e-3, "null"), muon(4e-3, 1e-3)
-    assert rate_changes(own, own, 50) == []
+    one, two = muon(4e-3, "null"), muon(4e-3, 1e-3)
+    assert rate_changes(two, two, 50) == []
     expected = "the gates' learning rate changes from 0.0005 at step 50 to 0.001 at the next"
-    assert rate_changes(one, own, 50) == [expected]
-    [said] = rate_changes(own, muon(2e-3, 1e-3), 50)
-    assert said.startswith("the learning rate changes from 0.004")
-    [said] = rate_changes(one, muon(2e-3, "null"), 50)
-    assert said.startswith("the learning rate changes from 0.004")
-    assert len(rate_changes(own, muon(2e-3, "null"), 50)) == 2
+    assert rate_changes(one, two, 50) == [expected]
+    [warning] = rate_changes(two, muon(2e-3, 1e-3), 50)
+    assert warning.startswith("the learning rate changes from 0.004")
+    [warning] = rate_changes(one, muon(2e-3, "null"), 50)
+    assert warning.startswith("the learning rate changes from 0.004")
+    assert len(rate_changes(two, muon(2e-3, "null"), 50)) == 2

@@ -26,8 +26,8 @@ def test_shards_are_read_by_every_command_and_continued_by_other_launches(
     run_path = load_recipe("debug", [*overrides, "name=parts"]).run_path
 
     def arguments(steps, name="parts"):
-        own = set_arguments([*overrides, f"train.steps={steps}", f"name={name}"])
-        return ["train", "--recipe", "debug", *own]
+        run_arguments = set_arguments([*overrides, f"train.steps={steps}", f"name={name}"])
+        return ["train", "--recipe", "debug", *run_arguments]
 
     def train_on_two(steps, config):
         done = ranks(2, "-m", "sparsellm", *arguments(steps), config=config)

@@ -53,8 +53,8 @@ def test_averages_are_those_of_the_steps_so_far():
 
 def test_skipped_steps_are_counted_in_all_and_in_a_row():
     skips, counts = SkippedSteps(), []
-    for taken in (True, False, False, True, False):
-        if taken:
+    for accepted in (True, False, False, True, False):
+        if accepted:
             skips.take(loss=1.0, gradient_norm=1.0)
         else:
             skips.skip()
@@ -69,26 +69,26 @@ def test_skipped_steps_are_counted_in_all_and_in_a_row():
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "on_nonfinite"), [(1, "stop"), (2, "skip")])
 def test_a_damaged_batch_is_skipped_and_counted(tiny_overrides, number, on_nonfinite):
-    own = [*tiny_overrides, *OVERRIDES, f"train.on_nonfinite={on_nonfinite}"]
+    settings = [*tiny_overrides, *OVERRIDES, f"train.on_nonfinite={on_nonfinite}"]
     rank, step = str(number - 1), str(BAD_STEP)
     program = (str(DAMAGED), "damage", rank, step, "train", "--recipe", "debug")
 
     def train(name, *overrides):
-        arguments = set_arguments([*own, f"name={name}", *overrides])
+        arguments = set_arguments([*settings, f"name={name}", *overrides])
         result = ranks(number, *program, *arguments)
         assert result.returncode == 0, result.stderr[-3000:]
-        return load_recipe("debug", [*own, f"name={name}"]).run_path, result.stdout
+        return load_recipe("debug", [*settings, f"name={name}"]).run_path, result.stdout
 
     if number == 1:  # taken, it is a spike
-        taken, _ = train("taken")
-        norms = [r["grad_norm"] for r in read_metrics(taken) if r["kind"] == "train"]
+        trained_path, _ = train("taken")
+        norms = [r["grad_norm"] for r in read_metrics(trained_path) if r["kind"] == "train"]
         assert norms[BAD_STEP - 1] > 3 * norms[BAD_STEP - 2]
     # The averages of the first steps outlive a restart: else there would be too few to judge by.
     train("skipped", "train.spike_threshold=3", f"train.steps={SETTLED_STEPS - 10}")
-    run_path, said = train("skipped", "train.spike_threshold=3")
-    assert f"step {BAD_STEP} was skipped: " in said
-    assert "(1 in all; train.spike_threshold)" in said
-    assert "| 1 skipped |" in said  # the progress line goes on to say so
+    run_path, output = train("skipped", "train.spike_threshold=3")
+    assert f"step {BAD_STEP} was skipped: " in output
+    assert "(1 in all; train.spike_threshold)" in output
+    assert "| 1 skipped |" in output  # the progress line goes on to say so
     records = read_metrics(run_path)
     train_records = [r for r in records if r["kind"] == "train"]
     steps = [r["step"] for r in train_records]

@@ -73,22 +73,24 @@ def test_a_reading_equals_numpy(seed, density):
     assert reading.kernels == KernelStats([False] * L, [2.5, 4.5, 3.5], 0)  # two blocks of tokens
     assert reading.largest_union_L == UNION_L.tolist()
     assert not reading.stop
-    found = reading.sparsity
+    statistics = reading.sparsity
     nnz = active.sum(-1).flatten(1).numpy()
-    np.testing.assert_allclose(found.nnz_mean, nnz.mean(1))
+    np.testing.assert_allclose(statistics.nnz_mean, nnz.mean(1))
     np.testing.assert_allclose(reading.nnz_L, nnz.mean(1))
-    np.testing.assert_array_equal(found.nnz_max, nnz.max(1))
-    for percent, values in ((50, found.nnz_p50), (99, found.nnz_p99)):
+    np.testing.assert_array_equal(statistics.nnz_max, nnz.max(1))
+    for percent, values in ((50, statistics.nnz_p50), (99, statistics.nnz_p99)):
         expected = np.percentile(nnz, percent, axis=1, method="inverted_cdf")
         np.testing.assert_array_equal(values, expected)
-    np.testing.assert_allclose(found.dead_fraction, dead_LN.numpy().mean(1))
+    np.testing.assert_allclose(statistics.dead_fraction, dead_LN.numpy().mean(1))
     edges = nnz_bucket_edges(N)
-    np.testing.assert_array_equal(found.nnz_histogram, np.histogram(nnz, bins=[*edges, N + 1])[0])
+    np.testing.assert_array_equal(
+        statistics.nnz_histogram, np.histogram(nnz, bins=[*edges, N + 1])[0]
+    )
     for bucket, start in enumerate(position_bucket_starts(T)):
         stop = [*position_bucket_starts(T), T][bucket + 1]
         expected = active[:, :, start:stop].sum(-1).double().mean((1, 2))
         np.testing.assert_allclose(
-            [layer[bucket] for layer in found.nnz_by_position], expected, atol=1e-12
+            [layer[bucket] for layer in statistics.nnz_by_position], expected, atol=1e-12
         )
 
 
@@ -97,12 +99,12 @@ def test_split_into_micro_batches_and_ranks_changes_nothing(monkeypatch):
     none_dead = torch.zeros(L, N, dtype=torch.bool)
     expected = _reading(_counted(active), none_dead)
     ranks = [_counted(active[:, i : i + 2], active[:, i + 4 : i + 6]) for i in (0, 2)]
-    own = []  # what an all-reduce would sum: collected first, then given to both
-    monkeypatch.setattr(counters_module, "all_reduce_sum", own.append)
+    rank_counters = []  # what an all-reduce would sum: collected first, then given to both
+    monkeypatch.setattr(counters_module, "all_reduce_sum", rank_counters.append)
     for counters in ranks:
         counters.reduce(torch.tensor(1.0), NO_LIMITS, stop=False, failed=False)
-    total = own[0] + own[1]
-    for values, counters in zip(own, ranks, strict=True):
+    total = rank_counters[0] + rank_counters[1]
+    for values, counters in zip(rank_counters, ranks, strict=True):
         values.copy_(total)
         counters.send(none_dead)
         assert counters.read().sparsity == expected.sparsity
@@ -114,13 +116,13 @@ def test_passes_over_the_text_are_means_over_the_sequences_of_all_ranks(monkeypa
     layout = CounterLayout(load_recipe("debug", [*TINY, *SHAPE]), CPU, num_corpora=3)
     ffns = [SparseFFN(8, N, gated=True) for _ in range(L)]
     ranks = [Counters(layout, ffns, B * T, 2) for _ in range(2)]
-    own = []
-    monkeypatch.setattr(counters_module, "all_reduce_sum", own.append)
+    rank_counters = []
+    monkeypatch.setattr(counters_module, "all_reduce_sum", rank_counters.append)
     texts_R2C = np.array([[[3, 1, 0], [0, 2, 0]], [[1, 3, 0], [1, 9, 0]]])
     for counters, texts_2C in zip(ranks, texts_R2C, strict=True):
         norm = torch.tensor(1.0)
         counters.reduce(norm, NO_LIMITS, stop=False, failed=False, texts_2C=texts_2C)
-    own[0].add_(own[1])
+    rank_counters[0].add_(rank_counters[1])
     ranks[0].send(None)
     reading = ranks[0].read()
     assert reading.epochs_C == [1 / 4, 11 / 4, 0]

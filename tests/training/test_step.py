@@ -82,16 +82,20 @@ def test_a_step_reads_its_sums_at_once_and_nothing_else(tiny):
 
 @pytest.mark.parametrize("order", ["none", "auto"])
 def test_unions_depend_on_the_micro_batch_only_through_the_order_of_its_tokens(tiny, order):
-    own = ["model.context_length=64", "train.global_batch_tokens=512", "ffn.kernels=sparse"]
-    own += ["validation.every_steps=0", "runtime.compile=false", f"runtime.token_order={order}"]
-    found = []
+    settings = ["model.context_length=64", "train.global_batch_tokens=512", "ffn.kernels=sparse"]
+    settings += [
+        "validation.every_steps=0",
+        "runtime.compile=false",
+        f"runtime.token_order={order}",
+    ]
+    unions = []
     for size in (1, 8):
-        run = build_run(tiny(*own, f"train.micro_batch_size={size}"))
+        run = build_run(tiny(*settings, f"train.micro_batch_size={size}"))
         try:
-            found.append(train_step(run, StopRequest()).reading.kernels.union_mean)
+            unions.append(train_step(run, StopRequest()).reading.kernels.union_mean)
         finally:
             close_run(run)
-    assert (found[0] == found[1]) == (order == "none")
+    assert (unions[0] == unions[1]) == (order == "none")
 
 
 def test_compilation_and_pauses_are_no_time_of_training(tiny):
@@ -102,7 +106,7 @@ def test_compilation_and_pauses_are_no_time_of_training(tiny):
 
     run = build_run(tiny("logging.every_steps=1", "runtime.compile=false"))
     try:
-        own = compiled(2.0)  # as before the first step
+        startup = compiled(2.0)  # as before the first step
         began = time.perf_counter()
         meter = Meter(run)
         totals = train_step(run, StopRequest())
@@ -117,8 +121,8 @@ def test_compilation_and_pauses_are_no_time_of_training(tiny):
         wall = time.perf_counter() - began - (resumed - paused)
     finally:
         close_run(run)
-    assert min(own, inside, outside) > 0
-    assert values["compile_seconds"] == pytest.approx(own + inside + outside)
+    assert min(startup, inside, outside) > 0
+    assert values["compile_seconds"] == pytest.approx(startup + inside + outside)
     assert 0.9 * step < values["train_seconds"] <= wall - inside
 
 
@@ -155,15 +159,15 @@ def test_the_time_that_is_left_follows_from_the_rate(tiny):
 
 
 def test_a_step_is_watched_under_the_number_of_finished_ones(tiny, monkeypatch):
-    begun = []
-    monkeypatch.setattr(RankActivity, "begin", lambda self, *phase: begun.append(phase))
+    phases = []
+    monkeypatch.setattr(RankActivity, "begin", lambda self, *phase: phases.append(phase))
     run = build_run(tiny("runtime.compile=false"))
     try:
         for finished in range(2):
-            begun.clear()
+            phases.clear()
             train_step(run, StopRequest())
-            found = {step for phase, step in begun if phase in ("reading data", "computing")}
-            assert found == {finished}
+            steps = {step for phase, step in phases if phase in ("reading data", "computing")}
+            assert steps == {finished}
     finally:
         close_run(run)
 
@@ -171,8 +175,12 @@ def test_a_step_is_watched_under_the_number_of_finished_ones(tiny, monkeypatch):
 def test_the_coefficient_moves_slowly_while_the_learning_rate_warms_up(tiny):
     moved = []
     for warmup in (1, 1000):
-        own = ["sparsity.target_nnz=1", f"optimizer.warmup_steps={warmup}", "runtime.compile=false"]
-        run = build_run(tiny(*own))
+        overrides = [
+            "sparsity.target_nnz=1",
+            f"optimizer.warmup_steps={warmup}",
+            "runtime.compile=false",
+        ]
+        run = build_run(tiny(*overrides))
         try:
             first, second = (train_step(run, StopRequest()).l1_by_layer[0] for _ in range(2))
         finally:
@@ -182,8 +190,12 @@ def test_the_coefficient_moves_slowly_while_the_learning_rate_warms_up(tiny):
 
 
 def test_a_dead_neuron_alone_is_reinitialised_after_the_step(tiny):
-    own = ["sparsity.reinit_rate=0.1", "sparsity.dead_window_tokens=256", "runtime.compile=false"]
-    run = build_run(tiny(*own))
+    overrides = [
+        "sparsity.reinit_rate=0.1",
+        "sparsity.dead_window_tokens=256",
+        "runtime.compile=false",
+    ]
+    run = build_run(tiny(*overrides))
     weight_NK = run.ffns[0].pattern_weight
     try:
         with torch.no_grad():

@@ -31,9 +31,9 @@ def gradients(tiny):
             shared.append((len(ready), sum(part.sum_NK is not None for part in ready)))
 
         recipe, runs = tiny("validation.every_steps=0", *overrides), []
-        found = accumulated_gradients(recipe, count)
+        tensors = accumulated_gradients(recipe, count)
         assert not any(map(_shares, runs[0].model.modules()))
-        return found, shared
+        return tensors, shared
 
     return compute
 
@@ -54,22 +54,22 @@ def _shares(module):
 def test_gradients_are_those_of_autograd(gradients, kernels, recomputed, compiled, monkeypatch):
     # The graphs that are compiled; machine code for them takes seconds.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    how = [f"ffn.kernels={kernels}", f"runtime.activation_checkpointing={recomputed}"]
-    expected, shared = gradients(*how)
+    settings = [f"ffn.kernels={kernels}", f"runtime.activation_checkpointing={recomputed}"]
+    expected, shared = gradients(*settings)
     assert shared == 4 * [(0, 0)]
-    found, shared = gradients(*how, f"runtime.compile={compiled}", FUSED)
+    actual, shared = gradients(*settings, f"runtime.compile={compiled}", FUSED)
     # Two layers of four matrices of attention, and three of a dense FFN.
     count = 14 if kernels == "dense" else 8
     assert shared == [*3 * [(count, count)], (count, 0)]
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_under_autocast_they_differ_by_the_rounding_of_bf16(gradients):
     bf16 = "runtime.precision=bf16"
-    (usual, _), (found, _) = gradients(bf16), gradients(bf16, FUSED)
+    (usual, _), (actual, _) = gradients(bf16), gradients(bf16, FUSED)
     for name, gradient in usual.items():
-        difference = (found[name] - gradient).norm() / gradient.norm()
+        difference = (actual[name] - gradient).norm() / gradient.norm()
         assert difference < 0.01, name
         assert (difference > 0) == ("_proj" in name), name  # nothing else is computed otherwise
 
@@ -77,9 +77,9 @@ def test_under_autocast_they_differ_by_the_rounding_of_bf16(gradients):
 def test_a_micro_batch_that_is_the_whole_step_has_the_same_gradients(gradients):
     whole = ["train.micro_batch_size=8", "runtime.precision=bf16"]
     expected, _ = gradients(*whole)
-    found, shared = gradients(*whole, FUSED)
+    actual, shared = gradients(*whole, FUSED)
     assert shared == [(14, 0)]
-    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+    assert all(torch.equal(actual[name], gradient) for name, gradient in expected.items())
 
 
 def test_linear_layers_are_left_alone_by_default(tiny):
@@ -95,17 +95,17 @@ def test_a_run_resumes_to_the_same_bits_and_has_the_losses_of_autograd(tiny_over
     common += ["sparsity.reinit_rate=0.1", "validation.every_steps=3"]
 
     def train(name, *overrides):
-        own = [*common, f"name={name}", *overrides]
-        done = cli_here("train", "--recipe", "debug", *set_arguments(own))
+        settings = [*common, f"name={name}", *overrides]
+        done = cli_here("train", "--recipe", "debug", *set_arguments(settings))
         assert done.returncode == 0, done.stderr
-        path = load_recipe("debug", own).run_path
+        path = load_recipe("debug", settings).run_path
         return done.stdout, path, [r["loss"] for r in read_metrics(path) if "loss" in r]
 
     _, path, straight = train("fused", FUSED)
     assert len(straight) == 8 + 3
     shutil.rmtree(path / "checkpoints" / "step_00000008")  # as if it had been killed before
-    said, _, resumed = train("fused", FUSED)
-    assert "resuming from" in said
+    output, _, resumed = train("fused", FUSED)
+    assert "resuming from" in output
     assert resumed == straight
     for overrides in ((), (FUSED, "train.micro_batch_size=auto")):
         *_, losses = train(f"other{len(overrides)}", *overrides)

@@ -93,8 +93,8 @@ def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[str, Path
 def _describe(nvrtc: str) -> None:
     from sparsellm.ffn.kernels.compiler.nvrtc import NVRTC
 
-    found = NVRTC(Path(nvrtc))
-    print(json.dumps([found.version, found.build, found.capabilities]))
+    nvrtc_compiler = NVRTC(Path(nvrtc))
+    print(json.dumps([nvrtc_compiler.version, nvrtc_compiler.build, nvrtc_compiler.capabilities]))
 
 
 def _compile_here(nvrtc: str) -> None:
@@ -133,15 +133,15 @@ _MAX_THREADS, _PARAMETER = 0x05, 0x17  # attributes of section .nv.info.<kernel>
 def usage_of(cubin: bytes, kernel: str) -> Usage:
     """Read from an ELF file that has the kernel."""
     sections, symbols = _sections(cubin), _symbols(cubin)
-    (_, info), found, number = sections[".nv.info"], {}, symbols[kernel][0]
+    (_, info), usage, number = sections[".nv.info"], {}, symbols[kernel][0]
     for attribute, value in _attributes(info):
         if attribute in {_REGISTERS, _FRAME_SIZE}:
             symbol, of_symbol = struct.unpack_from("<II", value)
             if symbol == number:
-                found[attribute] = of_symbol
+                usage[attribute] = of_symbol
     static, _ = sections.get(f".nv.shared.{kernel}", (0, b""))
     dynamic = exported(cubin, "shared_bytes") if "exported_shared_bytes" in symbols else 0
-    return Usage(found[_REGISTERS], found[_FRAME_SIZE], static, dynamic)
+    return Usage(usage[_REGISTERS], usage[_FRAME_SIZE], static, dynamic)
 
 
 def signature_of(cubin: bytes, kernel: str) -> Signature:
@@ -192,11 +192,11 @@ def _symbols(elf: bytes) -> dict[str, tuple[int, int, int]]:
     """Number, section and value of each symbol."""
     by_name = {name: content for name, _, content in _section_list(elf)}
     symbols, names = by_name[".symtab"], by_name[".strtab"]
-    found = {}
+    numbers = {}
     for at in range(0, len(symbols), 24):
         name, _, _, section, value, _ = struct.unpack_from("<IBBHQQ", symbols, at)
-        found[names[name:].split(b"\0", 1)[0].decode()] = (at // 24, section, value)
-    return found
+        numbers[names[name:].split(b"\0", 1)[0].decode()] = (at // 24, section, value)
+    return numbers
 
 
 def exported(cubin: bytes, name: str) -> int:

@@ -120,10 +120,10 @@ def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="
     w = w._replace(b_gate_N=None, b_up_N=None, b_down_K=None)
     capacity = M // BLOCK_TOKENS * N
     _, _, saved = union_training.forward(x_MK, w, Room(capacity), token_M)
-    given = BackwardInputs(x_MK, d_l1, x_MK, w, saved, token_M)
-    union_training.backward(given, out, adds=added)
+    inputs = BackwardInputs(x_MK, d_l1, x_MK, w, saved, token_M)
+    union_training.backward(inputs, out, adds=added)
     _, _, saved = hybrid.forward(x_MK, w, Room(M // 8, 128), token_M)
-    hybrid.backward(given._replace(saved=saved), out, adds=added)
+    hybrid.backward(inputs._replace(saved=saved), out, adds=added)
     transpose.transposed(out.down_NK, dtype)
     _launch_decoding(w, biased=biased, fp8=fp8)
 
@@ -158,14 +158,16 @@ def test_what_an_activation_changes_is_launched_for_it(architecture, launched, c
     for gated in (True, False):
         for fp8 in (True, False):
             _launch_all(gated, True, True, torch.bfloat16, added=False, fp8=fp8, activation=name)
-    found = {compile.sources()[kernel] for kernel, activation in launched if activation == name}
-    own, of_relu = (
+    source_files = {
+        compile.sources()[kernel] for kernel, activation in launched if activation == name
+    }
+    of_activation, of_relu = (
         compile_kernels(cubins, NEWEST, _target(architecture), activation=activation)
         for activation in (name, "relu")
     )
     folders, changed = {"common", architecture.folder}, set()
-    for kernel, path in own.items():
+    for kernel, path in of_activation.items():
         source = compile.sources()[kernel]
         if source.parent.name in folders and path.read_bytes() != of_relu[kernel].read_bytes():
             changed.add(source)
-    assert found == changed
+    assert source_files == changed

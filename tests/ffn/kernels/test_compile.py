@@ -147,8 +147,10 @@ def compiled(cubins):
 @pytest.mark.parametrize("version", TARGETS)
 def test_every_target_that_a_compiler_knows_is_compiled(version):
     assert nvrtc.compiler(library(version)).version.startswith(version)
-    known = nvrtc.compiler(library(version)).capabilities
-    assert {t for t in SHARED_KIB if int(re.sub(r"\D", "", t)) in known} == set(TARGETS[version])
+    capabilities = nvrtc.compiler(library(version)).capabilities
+    assert {t for t in SHARED_KIB if int(re.sub(r"\D", "", t)) in capabilities} == set(
+        TARGETS[version]
+    )
     assert {target for v, target, _ in EVERY if v == version} == set(TARGETS[version])
 
 
@@ -300,8 +302,8 @@ def test_python_and_device_code_agree_on_the_formats(cubins):
     options = compile.compile_options(header, "sm90", "sm_90a", SHARED_KIB["sm_90a"])
     constants = nvrtc.Job("constants", "\n".join(lines), options)
     cubin = nvrtc.compile_all(library(NEWEST), [constants], cubins)["constants"].read_bytes()
-    found = {name: nvrtc.exported(cubin, str(i)) for i, name in enumerate(expected)}
-    assert found == expected
+    exported = {name: nvrtc.exported(cubin, str(i)) for i, name in enumerate(expected)}
+    assert exported == expected
 
 
 def test_the_key_of_a_token_has_the_same_bits_in_python(compiled):

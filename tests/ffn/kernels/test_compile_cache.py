@@ -53,9 +53,9 @@ def _all_have_it(processes):
 
 
 def test_three_processes_compile_a_kernel_once(tmp_path, node):
-    said = _all_have_it([_start(tmp_path, node) for _ in range(3)])
+    warnings = _all_have_it([_start(tmp_path, node) for _ in range(3)])
     assert _compilations(tmp_path) == 1
-    assert said == ""
+    assert warnings == ""
 
 
 @pytest.mark.long
@@ -85,10 +85,10 @@ def test_the_lock_of_a_process_that_died_is_free(tmp_path, node):
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that nobody can write to")
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "/proc"])
 def test_a_cache_that_cannot_be_written_is_replaced(tmp_path, node, folder):
-    said = _all_have_it([_start(tmp_path, node | {"CUPY_CACHE_DIR": folder}) for _ in range(2)])
+    warnings = _all_have_it([_start(tmp_path, node | {"CUPY_CACHE_DIR": folder}) for _ in range(2)])
     assert _compilations(tmp_path) == 1
-    assert said.count(f"{folder} cannot be written to") == 2
-    assert "set CUPY_CACHE_DIR to a folder that can" in said
+    assert warnings.count(f"{folder} cannot be written to") == 2
+    assert "set CUPY_CACHE_DIR to a folder that can" in warnings
 
 
 def test_without_a_place_for_files_it_is_compiled_in_memory(tmp_path, node):
@@ -136,13 +136,13 @@ def test_a_process_that_waits_too_long_says_so_and_continues(folders, monkeypatc
 
 def test_a_file_has_its_name_when_it_is_complete(folders, monkeypatch):
     cache, _ = folders
-    seen = []
-    monkeypatch.setattr(os, "fsync", lambda _: seen.extend(path.name for path in cache.iterdir()))
+    names = []
+    monkeypatch.setattr(os, "fsync", lambda _: names.extend(path.name for path in cache.iterdir()))
     path = compile_cache.cached("some.cubin", _compile())
     assert [path.name for path in cache.iterdir()] == ["some.cubin"]
     assert path.read_bytes() == b"machine code"
-    assert len(seen) == 1
-    assert seen[0].startswith("some.cubin.")
+    assert len(names) == 1
+    assert names[0].startswith("some.cubin.")
 
 
 def test_a_full_disk_costs_the_cache_alone(folders, monkeypatch, capfd):

@@ -46,9 +46,9 @@ def test_what_the_knobs_print_and_write(tmp_path):
     assert ".loc" in ptx.read_text()
 
     assert _compile(without, "") == (0, "")
-    own, plain = _sections(with_knobs), _sections(without)
-    assert ".debug_line" in own.keys() - plain.keys()
-    assert own[".text.transpose"] == plain[".text.transpose"]
+    with_sections, plain = _sections(with_knobs), _sections(without)
+    assert ".debug_line" in with_sections.keys() - plain.keys()
+    assert with_sections[".text.transpose"] == plain[".text.transpose"]
 
 
 def test_a_knob_that_is_not_there(tmp_path):

@@ -32,8 +32,8 @@ BY_NVRTC_13 = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
     ],
 )
 def test_a_gpu_runs_the_best_kernels_that_it_can(capability, name, target):
-    found = architecture_for(capability)
-    assert (found and found.name) == name
+    architecture = architecture_for(capability)
+    assert (architecture and architecture.name) == name
     assert target_of(capability, BY_NVRTC_13) == target
 
 

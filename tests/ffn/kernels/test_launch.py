@@ -17,7 +17,7 @@ from sparsellm.ffn.kernels.launch import Address, Kernel, kernels_of
 @pytest.fixture
 def driver(monkeypatch):
     """Records launches in place of the driver."""
-    seen, codes = [], "128s Q i f Q Q"
+    launches, codes = [], "128s Q i f Q Q"
 
     def record(config, function, pointers, extra):
         config = ctypes.cast(config, ctypes.POINTER(module._Config)).contents
@@ -29,14 +29,14 @@ def driver(monkeypatch):
         assert extra is None
         shape = [*config.grid, *config.block, config.shared_bytes, config.stream or 0]
         attribute = [config.num_attributes, config.attributes.contents.id]
-        seen.append((function, *shape, *attribute, values))
+        launches.append((function, *shape, *attribute, values))
         return 1 if function == 13 else 0
 
     monkeypatch.setattr(module, "_launcher", lambda: record)
-    monkeypatch.setattr(module, "_enter_context", lambda: seen.append("entered"))
+    monkeypatch.setattr(module, "_enter_context", lambda: launches.append("entered"))
     monkeypatch.setattr(module, "_local", module._Local())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: device, raising=False)
-    return seen
+    return launches
 
 
 SOURCE = """
@@ -68,8 +68,8 @@ def test_arguments_and_configuration(driver):
     tensor = torch.zeros(8)
     plain = kernel(threads=32, shared_bytes=0, stream=0, overlap=False)
     # By name, in any order.
-    others = {"to": tensor, "capacity": 3, "threshold": 2, "n": True, "from": None, "map": MAP}
-    plain.launch(1, **others)
+    arguments = {"to": tensor, "capacity": 3, "threshold": 2, "n": True, "from": None, "map": MAP}
+    plain.launch(1, **arguments)
     _, first, second = driver
     assert first[:10] == (7, 132, 1, 1, 384, 1, 1, 1000, 99, 1)
     assert first[10] == 6

@@ -136,8 +136,8 @@ def test_columns_block_by_block_and_back(shape, density, gated, seed):
         for place, token in enumerate(64 * block + t for t in TOKEN_AT):
             values = pattern[column, place]
             assert values == (gate[token, neuron] if token < m else 0)
-            active = int(columns.mask[column]) >> token % 64 & 1
-            assert active == (token < m and bool(active[token, neuron]))
+            bit = int(columns.mask[column]) >> token % 64 & 1
+            assert bit == (token < m and bool(active[token, neuron]))
     assert torch.equal(dense_of(columns, pattern, m, n), gate)
     if gated:
         member = torch.cat(

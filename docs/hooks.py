@@ -1,4 +1,4 @@
-"""Pages that mkdocs makes from what lies elsewhere: README, changelog, recipe keys, commands.
+"""Pages made from what lies elsewhere: README, changelog, recipe keys, metrics, commands.
 
 Each fact has one place; the site shows it where a reader looks for it.
 """
@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 from sparsellm.cli import make_parser
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.strict import describe_keys
+from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -36,6 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=text))
     files.append(File.generated(config, "LICENSE", abs_src_path=str(ROOT / "LICENSE")))
     files.append(File.generated(config, "recipe.md", content=_recipe_page()))
+    files.append(File.generated(config, "metrics.md", content=_metrics_page()))
     files.append(File.generated(config, "commands.md", content=_commands_page()))
     return files
 
@@ -63,11 +65,33 @@ def _recipe_page() -> str:
             lines += ["", f"## {section}", "", "| key | default | meaning |"]
             lines += ["| --- | --- | --- |"]
         default = "required" if key.default is None else f"`{key.default}`"
-        description = key.description
-        for sign in "|<{*":  # marks of Markdown and of its extensions
-            description = description.replace(sign, f"&#{ord(sign)};")
+        description = _escaped(key.description)
         lines.append(f"| `{key.name}` | {default} | {description}. *{_prose(key.type)}* |")
     return "\n".join(lines) + "\n"
+
+
+def _metrics_page() -> str:
+    lines = [
+        "# Metrics",
+        "",
+        "The numbers of a training step, over all ranks. `metrics.jsonl` has those that are not "
+        "derived, wandb and `sparsellm report` have all.",
+        "",
+        "| name | in wandb | meaning | unit |",
+        "| --- | --- | --- | --- |",
+    ]
+    rows = [(m.name, f"{m.wandb}/{m.name}", m.title, m.unit) for m in METRICS]
+    for m in LAYER_METRICS:
+        rows.append((m.name, f"layers/{m.name}/LAYER", f"{m.title}, one number a layer", m.unit))
+    for name, in_wandb, title, unit in rows:
+        lines.append(f"| `{name}` | `{in_wandb}` | {_escaped(title)} | {_escaped(unit)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    for sign in "|<{*":  # marks of Markdown and of its extensions
+        text = text.replace(sign, f"&#{ord(sign)};")
+    return text
 
 
 def _prose(kind: str) -> str:

@@ -15,6 +15,7 @@ from conftest import ROOT, process_env
 
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.strict import describe_keys
+from sparsellm.runs.telemetry.metrics import METRICS
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,9 @@ def test_pages_made_from_the_code_say_what_it_says(site):
     recipe = (site / "recipe.html").read_text(encoding="utf-8")
     for key in describe_keys(Recipe):
         assert f"<code>{key.name}</code>" in recipe
+    metrics = (site / "metrics.html").read_text(encoding="utf-8")
+    for metric in METRICS:
+        assert f"<td><code>{metric.name}</code></td>" in metrics
     commands = (site / "commands.html").read_text(encoding="utf-8")
     assert "--drop-dead-tokens" in commands
     api = (site / "api.html").read_text(encoding="utf-8")

@@ -73,6 +73,7 @@ class Meter:
             reading.kernels,
             run.data_position.tokens if len(names) > 1 else {},
             {n: epoch for n, epoch in zip(names, reading.epochs_C, strict=True) if epoch},
+            reading.layer_metrics,
         )
 
 

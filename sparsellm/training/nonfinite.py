@@ -42,7 +42,8 @@ def reason_to_skip(run: Run, reading: StepReading) -> Skip:
         FloatingPointError: something is not finite and the recipe does not skip such steps, or too
             many steps in a row were skipped.
     """
-    values = {"loss": reading.loss, "L1": reading.l1, "gradient norm": reading.gradient_norm}
+    values = {"loss": reading.metrics["loss"], "L1": reading.metrics["l1"]}
+    values["gradient norm"] = reading.gradient_norm
     skip = _not_finite(run, values) or _spike(run, values)
     if run.skips.in_a_row >= MOST_SKIPPED:
         otherwise = f", or raise {_SPIKE_KEY}" if skip.key == _SPIKE_KEY else ""

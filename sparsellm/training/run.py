@@ -34,8 +34,9 @@ from sparsellm.runs.telemetry.metrics_log import MetricsLog
 from sparsellm.runs.telemetry.records import Parent, Record
 from sparsellm.sparsity.neurons import SparsityStats
 from sparsellm.sparsity.target import TargetController
-from sparsellm.training.counting.counters import CounterLayout, SkippedSteps, StepReading
+from sparsellm.training.counting.counters import SkippedSteps, StepReading
 from sparsellm.training.counting.kernel_policy import described_costs, set_up_kernels
+from sparsellm.training.counting.layout import CounterLayout
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.next_step import QueuedStep
 from sparsellm.training.objective import Objective

@@ -91,8 +91,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
     _adapt(run, reading)
     run.between_steps = True
     values: dict[str, float | None] = {
-        "loss": reading.loss,
-        "l1": reading.l1,
+        **reading.metrics,
         "l1_coefficient": sum(l1_L) / len(l1_L),
         "target_error": run.target.error if run.target else None,
         "learning_rate": lr,
@@ -211,7 +210,7 @@ def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 def _adapt(run: Run, reading: StepReading) -> None:
     """After a step that was taken: moves λ, and decides on kernels and dead neurons."""
-    run.skips.take(reading.loss, reading.gradient_norm)
+    run.skips.take(reading.metrics["loss"], reading.gradient_norm)
     run.readings.append(reading)
     if run.queued is None:
         choose_kernels(run.ffns, run.readings)

@@ -82,7 +82,7 @@ def by_our_loop(recipe, rank, num_ranks):
         numbers.append(
             {
                 "lambda": totals.l1_by_layer,
-                "l1": reading.l1,
+                "l1": reading.metrics["l1"],
                 "nnz": reading.nnz_L,
                 "p50": reading.sparsity.nnz_p50,
                 "p99": reading.sparsity.nnz_p99,

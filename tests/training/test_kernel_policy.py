@@ -10,7 +10,7 @@ import torch
 from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.model import build_model
-from sparsellm.training.counting.counters import CounterLayout, Counters, SkippedSteps
+from sparsellm.training.counting.counters import Counters, SkippedSteps
 from sparsellm.training.counting.kernel_policy import (
     _measure_costs,
     described_costs,
@@ -19,6 +19,7 @@ from sparsellm.training.counting.kernel_policy import (
     restore_kernels,
     set_up_kernels,
 )
+from sparsellm.training.counting.layout import CounterLayout
 from sparsellm.training.objective import Objective
 from sparsellm.training.rehearsal import warm_up
 from sparsellm.training.run import build_run, close_run

@@ -12,11 +12,23 @@ from conftest import TINY
 from hypothesis import given, settings, strategies as st
 
 from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.telemetry.records import KernelStats, nnz_bucket_edges, position_bucket_starts
+from sparsellm.runs.telemetry.dashboard import wandb_values
+from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS, Counter, LayerMetric, Metric
+from sparsellm.runs.telemetry.records import (
+    KernelStats,
+    TrainRecord,
+    nnz_bucket_edges,
+    position_bucket_starts,
+    read_lines,
+    read_metrics,
+)
 from sparsellm.sparsity.neurons import SparsityStats
 from sparsellm.training.counting import counters as counters_module
-from sparsellm.training.counting.counters import CounterLayout, Counters, SkippedSteps
+from sparsellm.training.counting.counters import Counters, SkippedSteps
+from sparsellm.training.counting.layout import CounterLayout
+from sparsellm.training.loop import train
 from sparsellm.training.objective import LossSums
 
 L, B, T, N = 3, 8, 16, 24  # over 100 tokens: p99 is not the largest
@@ -67,8 +79,7 @@ def test_a_reading_equals_numpy(seed, density):
     active = _active(seed, density)
     dead_LN = ~active.any(2).any(1)
     reading = _reading(_counted(active), dead_LN)
-    assert reading.loss == 1.5 / (B * T)
-    assert reading.l1 == pytest.approx(7 / (B * T * L))
+    assert reading.metrics == {"loss": 1.5 / (B * T), "l1": pytest.approx(7 / (B * T * L))}
     assert reading.gradient_norm == 1.0
     assert reading.kernels == KernelStats([False] * L, [2.5, 4.5, 3.5], 0)  # two blocks of tokens
     assert reading.largest_union_L == UNION_L.tolist()
@@ -109,6 +120,8 @@ def test_split_into_micro_batches_and_ranks_changes_nothing(monkeypatch):
         counters.send(none_dead)
         assert counters.read().sparsity == expected.sparsity
         assert counters.read().nnz_L == expected.nnz_L
+        # Each micro-batch has the same sums, and there are four of them.
+        assert counters.read().metrics == {k: 4 * v for k, v in expected.metrics.items()}
         assert torch.equal(counters.active_LN, active.sum((1, 2)).double())
 
 
@@ -129,14 +142,47 @@ def test_passes_over_the_text_are_means_over_the_sequences_of_all_ranks(monkeypa
     assert not reading.failed
 
 
+@pytest.fixture
+def further_counters():
+    """Three counters, one entry each."""
+    nnz = Counter(lambda sums: sums.nnz_LBT.sum(), "per_token_and_layer")
+    tokens = Counter(lambda sums: (sums.nnz_LBT[0] >= 0).sum())
+    nnz_L = Counter(lambda sums: sums.nnz_LBT.sum((1, 2)), "per_token")
+    METRICS.append(Metric("counted_nnz", "Active neurons", "neurons per token", counter=nnz))
+    METRICS.append(Metric("counted_tokens", "Tokens", "tokens", counter=tokens))
+    LAYER_METRICS.append(LayerMetric("counted_nnz", "Active neurons by layer", counter=nnz_L))
+    yield
+    del METRICS[-2:], LAYER_METRICS[-1:]
+
+
+@pytest.mark.usefixtures("further_counters")
+def test_a_counter_is_one_entry(tiny):
+    """By which it is counted in each of several micro-batches, logged, and sent to wandb."""
+    recipe = tiny("train.steps=2", "ffn.kernels=dense")
+    with StopRequest() as stop:
+        train(recipe, stop)
+    lines = read_metrics(recipe.run_path, "train")
+    assert len(lines) == 2
+    for line in lines:
+        nnz_L = line["sparsity"]["nnz_mean"]
+        assert sum(nnz_L) > 0
+        assert line["counted_tokens"] == recipe.train.global_batch_tokens
+        assert line["counted_nnz"] == pytest.approx(sum(nnz_L) / len(nnz_L))
+        assert line["layers"] == {"counted_nnz": pytest.approx(nnz_L)}
+    records = [record for _, record in read_lines(recipe.run_path / "metrics.jsonl")]
+    sent = wandb_values(next(r for r in records if isinstance(r, TrainRecord)), recipe)
+    assert sent["train/counted_tokens"] == recipe.train.global_batch_tokens
+    assert sent["layers/counted_nnz/01"] == lines[0]["layers"]["counted_nnz"][1]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3.1])
 @pytest.mark.parametrize("spoilt", ["loss", "l1", "gradient norm", None])
 def test_a_step_over_its_limits_is_refused(spoilt, value):
     counters = _counted(_active(seed=2, density=0.1))
     if spoilt == "loss":
-        counters._at.cross_entropy.fill_(value * B * T)
+        counters._cross_entropy.fill_(value * B * T)
     if spoilt == "l1":
-        counters._at.l1.fill_(value)
+        counters._l1.fill_(value)
     norm = torch.tensor(value if spoilt == "gradient norm" else 2.9)
     limits = {"loss": 3.0, "gradient norm": 3.0}
     refused = counters.reduce(norm, limits, stop=False, failed=False)

@@ -1,20 +1,36 @@
 """The metrics of a training step: one entry each, from which everything that shows it follows.
 
-A metric is a number that `training.step.train_step` or `training.meter.Meter` puts under its name
-into the step's values, or one that is derived from a record. Its entry makes it part of wandb, of
-the progress line and of the report's charts.
+A metric is a number that the device counts (`Counter`), one that `training.step.train_step` or
+`training.meter.Meter` puts under its name into the step's values, or one that is derived from a
+record. Its entry makes it part of metrics.jsonl, wandb, the progress line, the report's charts and
+the documentation's table.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sparsellm.recipe import Recipe
 
 Scale = Literal["linear", "log"]
 Section = Literal["training", "sparsity", "speed", "kernels"]
 Line = dict[str, Any]  # of metrics.jsonl, of kind `train`
+Reduction = Literal["sum", "per_token", "per_token_and_layer"]
+
+
+class Counter(NamedTuple):
+    """Counts on the device; its sum over all micro-batches and ranks is read once per step.
+
+    Args:
+        of: the number of a micro-batch, from its `training.objective.LossSums`: a tensor () of a
+            `Metric`, (L,) of a `LayerMetric`. It must not wait for the device.
+        reduction: what the sum is divided by: nothing, the tokens of the step, or tokens times
+            layers.
+    """
+
+    of: Callable[[Any], Any]
+    reduction: Reduction = "sum"
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,7 @@ class Metric:
         wandb: section of wandb that it is in.
         scale: scale of its axis.
         from_zero: the axis begins at zero.
+        counter: counts it on the device; None: the host knows it.
     """
 
     name: str
@@ -42,6 +59,7 @@ class Metric:
     wandb: str = "train"
     scale: Scale = "linear"
     from_zero: bool = False
+    counter: Counter | None = None
 
     def value(self, line: Line, recipe: Recipe) -> float | None:
         """Its value in a line; None if the line is older than this metric."""
@@ -63,27 +81,29 @@ class LayerMetric:
     Args:
         name: its name there.
         title: heading where it is drawn.
-        of: the values of a line, one per layer.
+        of: the values of a line, one per layer; None: the line has them under ``layers``.
         section: of the report, which draws it as a heatmap over layers and training tokens.
         unit: of its values, in the heatmap.
         scale: of the heatmap's colours.
         floor: the lowest value that a logarithmic scale tells from zero.
         if_different: the report draws it only where the layers of some record differ.
+        counter: counts them on the device; None: the record has them for other reasons.
     """
 
     name: str
     title: str
-    of: Callable[[Line], list[float]]
+    of: Callable[[Line], list[float]] | None = None
     section: Section | Literal[""] = ""
     unit: str = ""
     scale: Scale = "log"
     floor: float = 0.1
     if_different: bool = False
+    counter: Counter | None = None
 
     def values(self, line: Line) -> list[float]:
         """Its values in a line, one per layer; none if the line is older than this metric."""
         try:
-            return self.of(line)
+            return line["layers"][self.name] if self.of is None else self.of(line)
         except KeyError:
             return []
 
@@ -123,11 +143,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}"
 
 
+# A script of your own may append to these lists before it trains.
 # fmt: off
-METRICS = (
-    Metric("loss", "Cross-entropy", "nats per token", "training", "loss {:.4f}"),
+METRICS = [
+    Metric("loss", "Cross-entropy", "nats per token", "training", "loss {:.4f}",
+           counter=Counter(lambda sums: sums.cross_entropy_sum, "per_token")),
     Metric("l1", "L1 of the activations", "Σ|h|, mean over tokens and layers", "training",
-           "l1 {:.3g}", scale="log"),
+           "l1 {:.3g}", scale="log",
+           counter=Counter(lambda sums: sums.l1_sum_L.sum(), "per_token_and_layer")),
     Metric("l1_coefficient", "L1 coefficient λ", "λ on the sum over hidden units", "training",
            from_zero=True),
     Metric("learning_rate", "Learning rate", "learning rate", "training", from_zero=True),
@@ -167,9 +190,9 @@ METRICS = (
     Metric("union_mean", "Active set (union) of 64 tokens, mean over layers",
            "neurons active for any of 64 tokens", "kernels",
            of=_mean_of("kernels", "union_mean"), wandb="kernels", scale="log"),
-)
+]
 
-LAYER_METRICS = (
+LAYER_METRICS = [
     LayerMetric("l1_coefficient", "L1 coefficient λ by layer", lambda line: line["l1_by_layer"],
                 "sparsity", "λ on the sum over hidden units", floor=1e-8, if_different=True),
     LayerMetric("nnz_mean", "Active neurons by layer", _of("sparsity", "nnz_mean"), "sparsity",
@@ -183,5 +206,5 @@ LAYER_METRICS = (
                 "kernels", "1 sparse, 0 dense", "linear"),
     LayerMetric("union_mean", "Active set (union) of 64 tokens by layer",
                 _of("kernels", "union_mean"), "kernels", "neurons active for any of 64 tokens"),
-)
+]
 # fmt: on

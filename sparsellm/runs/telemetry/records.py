@@ -20,7 +20,7 @@ from sparsellm.recipe.strict import parse_json, read_text, validate
 
 METRICS_FILE = "metrics.jsonl"
 # Fields that a line lacks if they are empty.
-_LEFT_OUT = ("corpus_tokens", "epochs", "by_corpus", "kernels", "parent", "init_from")
+_LEFT_OUT = ("corpus_tokens", "epochs", "layers", "by_corpus", "kernels", "parent", "init_from")
 
 
 def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
@@ -116,6 +116,8 @@ class TrainRecord(_Written):
     corpus_tokens: dict[str, int] = field(default_factory=dict)  # of a mixture: trained so far
     # By corpus, if its text repeats: how often the step's text had been read before, its mean.
     epochs: dict[str, float] = field(default_factory=dict)
+    # By the names of `metrics.LAYER_METRICS`: what a counter of theirs counted.
+    layers: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

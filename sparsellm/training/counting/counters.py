@@ -20,13 +20,12 @@ from torch import Tensor
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS
 from sparsellm.processes.distributed import all_reduce_sum
-from sparsellm.recipe import Recipe
+from sparsellm.runs.telemetry.metrics import LayerMetric, Metric
 from sparsellm.runs.telemetry.records import (
     KernelStats,
     StepStats,
-    nnz_bucket_edges,
-    position_bucket_starts,
 )
+from sparsellm.training.counting.layout import CounterLayout
 from sparsellm.training.counting.statistics import step_stats
 from sparsellm.training.objective import LossSums
 
@@ -42,8 +41,8 @@ SETTLED_STEPS = 50  # that must be averaged before a step can be a spike
 class StepReading:
     """The numbers of one step over all ranks."""
 
-    loss: float  # nats per token
-    l1: float  # Σ|h|, mean over tokens and layers
+    metrics: dict[str, float]  # those of `METRICS` that are counted, by name
+    layer_metrics: dict[str, list[float]]  # likewise of `LAYER_METRICS`
     gradient_norm: float  # before clipping
     stop: bool  # some rank was asked to stop
     failed: bool  # some rank could not read its data, so the step does not count
@@ -56,7 +55,10 @@ class StepReading:
 
 
 class _Slices(NamedTuple, Generic[Values]):
-    """The counters that the host reads in every step."""
+    """The counters that the host reads in every step.
+
+    Those of metrics are declared in `runs.telemetry.metrics`; the others steer the step.
+    """
 
     # Of this rank; not summed over ranks.
     dead_L: Values  # neurons, set where the step is logged
@@ -67,46 +69,11 @@ class _Slices(NamedTuple, Generic[Values]):
     # Ranks that were asked to stop; ranks without data; `MicroBatchReader.texts_2C`, flattened.
     flags: Values
     objections: Values  # ranks whose gradient norm is over its limit
-    cross_entropy: Values
-    l1: Values
+    metrics: Values  # those of `CounterLayout.counters`, flattened
     recomputed: Values
     overflows_L: Values
     union_L: Values
     nnz_LP: Values  # flattened
-
-
-class CounterLayout:
-    """The sizes of a run's counters.
-
-    Args:
-        recipe: of the run.
-        device: where the counters live.
-        num_corpora: that the run reads.
-    """
-
-    def __init__(self, recipe: Recipe, device: torch.device, num_corpora: int = 1) -> None:
-        model = recipe.model
-        self.num_layers, self.num_neurons = model.num_hidden_layers, model.intermediate_size
-        self.global_tokens = recipe.train.global_batch_tokens
-        starts = position_bucket_starts(model.context_length)
-        ends = [*starts[1:], model.context_length]
-        sequences = self.global_tokens // model.context_length
-        self.position_tokens_P = [
-            sequences * (end - start) for start, end in zip(starts, ends, strict=True)
-        ]
-        self.nnz_edges = nnz_bucket_edges(self.num_neurons)
-        positions = torch.arange(model.context_length, device=device)
-        starts_P = torch.tensor(starts, device=device)
-        self.bucket_T = torch.bucketize(positions, starts_P, right=True) - 1
-        num_layers = self.num_layers
-        by_position = num_layers * len(starts)
-        local = [num_layers, num_layers, 1, 1]
-        self.num_local = sum(local)
-        self.num_flags = 2 + 2 * num_corpora
-        self.slices = [*local, self.num_flags, 1, 1, 1, 1, num_layers, num_layers, by_position]
-        self.num_read = sum(self.slices)
-        self.num_logged = self.num_read + num_layers * (self.num_neurons + 1)
-        self.num_all = self.num_logged + num_layers * self.num_neurons
 
 
 class Counters:
@@ -136,6 +103,9 @@ class Counters:
         self._buffer = torch.zeros(layout.num_all, dtype=torch.float64, device=device)
         self._at = _Slices(*self._buffer[: layout.num_read].split(layout.slices))
         self._nnz_LP = self._at.nnz_LP.view(layout.num_layers, -1)
+        self._metrics = self._at.metrics.split(layout.metric_sizes)
+        by_name = dict(zip((m.name for m in layout.counters), self._metrics, strict=True))
+        self._cross_entropy, self._l1 = by_name["loss"], by_name["l1"]
         histogram = self._buffer[layout.num_read : layout.num_logged]
         self._histogram_LC = histogram.view(layout.num_layers, -1)
         self.active_LN = self._buffer[layout.num_logged :].view(layout.num_layers, -1)
@@ -145,8 +115,8 @@ class Counters:
     def add(self, sums: LossSums) -> None:
         """Adds one micro-batch of this rank."""
         at = self._at
-        at.cross_entropy.add_(sums.cross_entropy_sum)
-        at.l1.add_(sums.l1_sum_L.sum())
+        for counter, total in zip(self._layout.counters.values(), self._metrics, strict=True):
+            total.add_(counter.of(sums))
         at.union_L.add_(sums.union_L)
         at.overflows_L.add_(sums.union_L > self._capacity_L)
         if sums.recomputed is not None:
@@ -193,8 +163,8 @@ class Counters:
         at.objections.copy_(~(at.gradient_norm <= limits["gradient norm"]))
         all_reduce_sum(self._buffer[self._layout.num_local :])
         accepted = at.flags[1:2] + at.objections == 0
-        accepted &= at.cross_entropy / self._layout.global_tokens <= limits["loss"]
-        accepted &= at.l1 <= _NO_LIMIT
+        accepted &= self._cross_entropy / self._layout.global_tokens <= limits["loss"]
+        accepted &= self._l1 <= _NO_LIMIT
         at.refused.copy_(~accepted)
         return at.refused[0].float()
 
@@ -230,9 +200,12 @@ class Counters:
             sparsity = step_stats(
                 histogram_LC, nnz_LP, at.dead_L, layout.position_tokens_P, layout.nnz_edges
             )
+        sums = np.split(at.metrics, np.cumsum(layout.metric_sizes)[:-1])
+        metrics = zip(layout.counters, sums, layout.divisors, strict=True)
+        values = [(metric, (total / divisor).tolist()) for metric, total, divisor in metrics]
         return StepReading(
-            loss=float(at.cross_entropy[0]) / tokens,
-            l1=float(at.l1[0]) / (tokens * num_layers),
+            metrics={metric.name: v[0] for metric, v in values if isinstance(metric, Metric)},
+            layer_metrics={m.name: v for m, v in values if isinstance(m, LayerMetric)},
             gradient_norm=float(at.gradient_norm[0]),
             stop=bool(at.flags[0] > 0),
             failed=bool(at.flags[1] > 0),

@@ -1,14 +1,14 @@
 """The device and the number type of a trained model, and whether kernels can run there."""
 
 import importlib
-import importlib.util
 
 import torch
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.ffn import fp8
+from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
 from sparsellm.ffn.reference import stands_in
-from sparsellm.paths import how_to_install, how_to_install_cuda
+from sparsellm.paths import how_to_install
 
 # By the names of this package, of torch and of configurations.
 _DTYPES = {
@@ -91,9 +91,7 @@ def check_fp8(key: str, device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
-    reason = fp8.unsupported(device)
-    if reason is None and importlib.util.find_spec("cupy") is None:
-        reason = f"its kernels need CuPy: {how_to_install_cuda(torch.version.cuda)}"
+    reason = fp8.unsupported(device) or why_no_kernels(device)
     if reason is not None:
         raise ValueError(f"{key}: fp8: {reason}; or set {key}=bf16")
 

@@ -2,8 +2,10 @@
 installed wheel, optional packages, and cores."""
 
 import difflib
+import functools
 import glob
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shlex
@@ -101,6 +103,12 @@ def how_to_install(extra: str) -> str:
 def how_to_install_cuda(cuda_version: str | None) -> str:
     """As `how_to_install`, for the CUDA kernels with a torch built for ``cuda_version`` (12.8)."""
     return how_to_install("cuda12" if (cuda_version or "").startswith("12.") else "cuda")
+
+
+@functools.cache
+def has_cupy() -> bool:
+    """Whether CuPy is installed, by which the CUDA kernels are compiled and launched."""
+    return importlib.util.find_spec("cupy") is not None
 
 
 def may_have_gpu() -> bool:

@@ -6,14 +6,13 @@ is far smaller than that of 64 neighbours in the text, and the cost of the spars
 in it. The sort key was chosen by measurement (benchmarks/LOG.md).
 """
 
-import functools
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
 from sparsellm.ffn.types import TokenOrder
 
 # Many more neurons are active for a sequence's first tokens than for later ones, whatever they are.
@@ -57,13 +56,8 @@ def _has_kernel(id_M: Tensor) -> bool:
         and id_M.is_cuda
         and not torch.compiler.is_compiling()
         and id_M.dtype == torch.int64
-        and _has_cupy()
+        and why_no_kernels(id_M.device) is None
     )
-
-
-@functools.cache
-def _has_cupy() -> bool:
-    return importlib.util.find_spec("cupy") is not None
 
 
 def in_order(x_MK: Tensor, order: TokenOrder) -> Tensor:

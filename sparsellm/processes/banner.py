@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from sparsellm import __version__
-from sparsellm.paths import usable_cores
+from sparsellm.paths import has_cupy, usable_cores
 from sparsellm.recipe import Recipe, estimate
 from sparsellm.recipe.sections import DataConfig
 from sparsellm.runs.telemetry.metrics import short
@@ -235,7 +235,7 @@ def _kernels(recipe: Recipe, machine: Machine) -> str:
         return f"dense: {activation.title} {why}"
     if not machine.gpus:
         return f"dense: there is no GPU for the sparse ones (ffn.kernels: {kernels})"
-    if find_spec("cupy") is None:
+    if not has_cupy():
         return f"dense: CuPy is not installed (ffn.kernels: {kernels})"
     if kernels == "sparse":
         return "sparse, as ffn.kernels says"

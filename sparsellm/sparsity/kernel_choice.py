@@ -3,7 +3,6 @@
 Shapes: K hidden_size, N intermediate_size.
 """
 
-import importlib.util
 from dataclasses import astuple
 
 import torch
@@ -11,20 +10,15 @@ import torch.distributed as dist
 
 from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.inference_ops import beyond_limits
-from sparsellm.paths import how_to_install_cuda
 
 Group = dist.ProcessGroup | None  # None: all ranks
 
 
 def reason_against_kernels(k: int, n: int, device: torch.device) -> str | None:
     """Why a GPU cannot train FFNs of this shape with the sparse kernels; None if it can."""
-    from sparsellm.ffn.kernels.compiler.gpu_architecture import unsupported
+    from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
 
-    if reason := unsupported(device):
-        return reason
-    if importlib.util.find_spec("cupy") is None:
-        return f"the sparse kernels need CuPy: {how_to_install_cuda(torch.version.cuda)}"
-    return beyond_limits(k, n)
+    return why_no_kernels(device) or beyond_limits(k, n)
 
 
 def mean_costs(

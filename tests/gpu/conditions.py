@@ -7,14 +7,14 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
 from sparsellm.ffn import costs
-from sparsellm.ffn.kernels.compiler.gpu_architecture import FORCED, architecture_of, unsupported
+from sparsellm.ffn.kernels.compiler import gpu_architecture
+from sparsellm.ffn.kernels.compiler.gpu_architecture import FORCED, architecture_of
 
 
 def each(cases: Sequence[Any]) -> Callable[[Callable[..., None]], pytest.MarkDecorator]:
@@ -67,9 +67,7 @@ def need_kernels() -> None:
 
 def why_no_kernels() -> str | None:
     """Why the kernels cannot run here, or None."""
-    if find_spec("cupy") is None:
-        return "CuPy is not installed"
-    return unsupported(torch.cuda.current_device())
+    return gpu_architecture.why_no_kernels(torch.device("cuda", torch.cuda.current_device()))
 
 
 def may_go_either_way(

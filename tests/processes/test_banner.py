@@ -176,9 +176,9 @@ def test_how_a_run_begins(tiny):
     ],
 )
 def test_kernels_and_why(overrides, says, monkeypatch):
-    monkeypatch.setattr("sparsellm.processes.banner.find_spec", lambda name: object())
+    monkeypatch.setattr("sparsellm.processes.banner.has_cupy", lambda: True)
     assert says in banner(load_recipe("debug", overrides), "debug", "new", NODE, ALL)
-    monkeypatch.setattr("sparsellm.processes.banner.find_spec", lambda name: None)
+    monkeypatch.setattr("sparsellm.processes.banner.has_cupy", lambda: False)
     if not overrides:
         assert "CuPy is not installed" in banner(load_recipe("debug"), "debug", "new", NODE, ALL)
         assert "there is no GPU" in banner(load_recipe("debug"), "debug", "new", CPU, ALONE)

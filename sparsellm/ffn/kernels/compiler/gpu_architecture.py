@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsellm.paths import has_cupy, how_to_install_cuda
+
 Capability = tuple[int, int]
 
 # wgmma, TMA multicast and setmaxnreg exist only in the "a" (architecture-specific) target.
@@ -109,6 +111,14 @@ def unsupported(device: torch.device | int) -> str | None:
     if architecture_for(torch.cuda.get_device_capability(device)) is not None:
         return None
     return f"{described(device)} is older than Ampere ({_dotted(PORTABLE.oldest)})"
+
+
+@functools.cache
+def why_no_kernels(device: torch.device) -> str | None:
+    """Why the sparse kernels cannot run on a GPU here, or None."""
+    if has_cupy():
+        return unsupported(device)
+    return f"the sparse kernels need CuPy: {how_to_install_cuda(torch.version.cuda)}"
 
 
 @functools.cache

@@ -3,8 +3,6 @@
 Shapes: M sequences, one token each; K hidden_size; V vocabulary.
 """
 
-import functools
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +13,12 @@ from torch import Tensor, nn
 
 from sparsellm.decoding import token_kernels, token_math
 from sparsellm.decoding.kv_cache import LayerCache, Positions
-from sparsellm.decoding.token_math import Heads, Linear
+from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.inference_path.linears import is_fp8, quantised_weight
 from sparsellm.ffn.inference_path.replace import is_replaced
-from sparsellm.ffn.kernels.compiler.gpu_architecture import unsupported
-from sparsellm.ffn.types import ELEMENTS
+from sparsellm.ffn.kernels import linear as linear_kernels
+from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
+from sparsellm.ffn.types import ELEMENTS, Linear
 from sparsellm.recipe.families import ARCHITECTURES
 
 _MODEL_CLASSES = {architecture.model_class for architecture in ARCHITECTURES.values()}
@@ -79,12 +78,7 @@ class Decoder:
 
 
 def _has_kernels(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in ELEMENTS and _runs_kernels(x.device)
-
-
-@functools.cache
-def _runs_kernels(device: torch.device) -> bool:
-    return unsupported(device) is None and importlib.util.find_spec("cupy") is not None
+    return x.is_cuda and x.dtype in ELEMENTS and why_no_kernels(x.device) is None
 
 
 def _residual_norm(h_MK: Tensor, y_MK: Tensor | None, norm: _Norm) -> Tensor:
@@ -94,8 +88,8 @@ def _residual_norm(h_MK: Tensor, y_MK: Tensor | None, norm: _Norm) -> Tensor:
 
 
 def _linears(x_MK: Tensor, linears: tuple[Linear, ...]) -> Tensor:
-    takes = _has_kernels(x_MK) and token_kernels.takes_linears(x_MK, linears)
-    return (token_kernels.linears if takes else token_math.linears)(x_MK, linears)
+    takes = linear_kernels.takes(x_MK, linears)
+    return (linear_kernels if takes else token_math).linears(x_MK, linears)
 
 
 def _attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Tensor:
@@ -149,7 +143,8 @@ def why_no_step(model: Any) -> str | None:
     """Why a model cannot decode by `Decoder`, or None."""
     if type(model).__name__ not in _MODEL_CLASSES:
         return f"{type(model).__name__} is none of {', '.join(sorted(_MODEL_CLASSES))}"
-    if len({parameter.device for parameter in model.parameters()}) > 1:
+    # In FP8 weights that are not read are on the CPU. Other models with some there have hooks.
+    if len({p.device for p in model.parameters() if p.device.type != "cpu"}) > 1:
         return "its weights are on several devices"
     rope = model.model.rotary_emb.rope_type
     if "dynamic" in rope or rope == "longrope":

@@ -1,4 +1,4 @@
-"""Launches the kernels of a decoding step that are not the FFN's.
+"""Launches the kernels of a decoding step beside those of the FFN and the linear layers.
 
 Shapes: M sequences, one token each; K hidden_size; H heads and G heads of keys, of D numbers each.
 """
@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from sparsellm.decoding.kv_cache import LayerCache, Positions
-from sparsellm.decoding.token_math import Heads, Linear
+from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
-from sparsellm.ffn.types import MAX_DECODE_TOKENS
 
-_NARROW_TOKENS = 8  # `decode_linear`; above it is `decode_linear_wide`
-_MAX_MATRICES = 3
 HEAD_SIZES = (16, 32, 64, 128, 256)
 # Blocks of a multiprocessor, and the fewest positions of one of them, in `decode_attention`.
 _BLOCKS, _MIN_POSITIONS = 4, 64
@@ -27,55 +24,6 @@ def residual_norm(h_MK: Tensor, y_MK: Tensor | None, weight_K: Tensor, epsilon: 
         m, h_MK=h_MK, y_MK=y_MK, weight_K=weight_K, k=k, epsilon=epsilon, x_MK=x_MK
     )
     return x_MK
-
-
-def takes_linears(x_MK: Tensor, linears: tuple[Linear, ...]) -> bool:
-    """Whether `linears` computes these."""
-    (m, k), fp8 = x_MK.shape, linears[0].quantised is not None
-    return (
-        m <= MAX_DECODE_TOKENS
-        and len(linears) <= _MAX_MATRICES
-        and k % (16 if fp8 else 8) == 0
-        and all((linear.quantised is not None) == fp8 for linear in linears)
-        and all(linear.weight_NK.is_contiguous() for linear in linears)
-    )
-
-
-def linears(x_MK: Tensor, linears: tuple[Linear, ...]) -> Tensor:
-    """See `token_math.linears`."""
-    m, k = x_MK.shape
-    sizes = [len(linear.weight_NK) for linear in linears]
-    y_MN = x_MK.new_empty(m, sum(sizes))
-    name = "decode_linear" if m <= _NARROW_TOKENS else "decode_linear_wide"
-    kernel = kernel_for(name, x_MK, fp8=linears[0].quantised is not None)
-    grid = kernel.blocks_for(-(-sum(sizes) // 16))
-    blocks = _division(grid, sizes)
-    matrices: dict[str, object] = {}
-    for i in range(_MAX_MATRICES):
-        linear = linears[i] if i < len(linears) else None
-        weight_NK, scale_N = (None, None) if linear is None else linear.stored
-        matrices |= {f"w_{i}": weight_NK, f"scale_{i}": scale_N}
-        matrices |= {f"bias_{i}": None if linear is None else linear.bias_N}
-        matrices |= {f"n_{i}": 0 if linear is None else sizes[i]}
-    kernel.launch(
-        sum(blocks),
-        x_MK=x_MK,
-        m=m,
-        k=k,
-        blocks_0=blocks[0],
-        blocks_1=blocks[1],
-        y_MN=y_MN,
-        **matrices,
-    )
-    return y_MN
-
-
-def _division(grid: int, sizes: list[int]) -> tuple[int, int, int]:
-    """How many blocks compute each matrix: in proportion to its rows, and at least one."""
-    blocks = [max(round(grid * size / sum(sizes)), 1) for size in sizes]
-    blocks[0] = max(blocks[0] + grid - sum(blocks), 1)
-    first, second, third = (*blocks, 0, 0)[:_MAX_MATRICES]
-    return first, second, third
 
 
 def takes_heads(heads: Heads) -> bool:

@@ -11,24 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.decoding.kv_cache import LayerCache, Positions
-from sparsellm.ffn.quantised import QuantisedRows, dequantised
-
-
-class Linear(NamedTuple):
-    """A linear layer."""
-
-    weight_NK: Tensor
-    bias_N: Tensor | None
-    quantised: QuantisedRows | None = None  # in FP8, read in place of the weight
-
-    @property
-    def stored(self) -> tuple[Tensor, Tensor | None]:
-        """The weights that are read, and the scale of each row."""
-        return (self.weight_NK, None) if self.quantised is None else self.quantised
-
-    def multiplied(self, dtype: torch.dtype) -> Tensor:
-        """The weights as numbers of the model's type."""
-        return self.weight_NK if self.quantised is None else dequantised(self.quantised).to(dtype)
+from sparsellm.ffn.quantised import linear_of_few
+from sparsellm.ffn.types import Linear
 
 
 class Heads(NamedTuple):
@@ -61,8 +45,14 @@ def residual_norm(h_MK: Tensor, y_MK: Tensor | None, weight_K: Tensor, epsilon: 
 
 def linears(x_MK: Tensor, linears: tuple[Linear, ...]) -> Tensor:
     """The results of layers that multiply the same x, side by side."""
-    parts = [F.linear(x_MK, layer.multiplied(x_MK.dtype), layer.bias_N) for layer in linears]
+    parts = [_linear(x_MK, layer) for layer in linears]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _linear(x_MK: Tensor, layer: Linear) -> Tensor:
+    if layer.quantised is None:
+        return F.linear(x_MK, layer.weight_NK, layer.bias_N)
+    return linear_of_few(x_MK, layer.quantised, layer.bias_N)
 
 
 def rotated(heads_MHD: Tensor, cos_M1D: Tensor, sin_M1D: Tensor) -> Tensor:

@@ -1,11 +1,21 @@
-"""Quantising rows to e4m3 as an operator: on a GPU by one kernel, elsewhere in plain torch."""
+"""Quantising rows to e4m3, and multiplying them: on a GPU by kernels, elsewhere in plain torch.
+
+Shapes: M tokens, K in_features, N out_features.
+"""
 
 import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compiler.gpu_architecture import described
 from sparsellm.ffn.operators import define
-from sparsellm.ffn.quantised import QuantisedRows, empty_rows, rows_in_e4m3
+from sparsellm.ffn.quantised import (
+    QuantisedRows,
+    empty_rows,
+    linear,
+    linear_of_few,
+    rows_in_e4m3,
+)
+from sparsellm.ffn.types import MAX_DECODE_TOKENS
 
 
 def quantised_rows(x_MK: Tensor) -> QuantisedRows:
@@ -36,6 +46,39 @@ def _quantise_rows(x_MK: Tensor, out: QuantisedRows | None = None) -> QuantisedR
 
 
 define("quantise_rows", "(Tensor x_MK) -> (Tensor, Tensor)", _quantise_rows, empty_rows)
+
+
+def fp8_linear(x_MK: Tensor, w: QuantisedRows, bias_N: Tensor | None) -> Tensor:
+    """``x Wᵀ + bias``, (M, N), from a weight that is there in e4m3 alone; no gradient.
+
+    Up to `MAX_DECODE_TOKENS` tokens are not quantised: a call takes as long as reading the weight.
+    """
+    if len(x_MK) > MAX_DECODE_TOKENS:
+        return linear(x_MK, w, bias_N, quantised_rows)
+    if torch.compiler.is_compiling():
+        y_MN: Tensor = torch.ops.sparsellm.fp8_linear_of_few(x_MK, *w, bias_N)
+        return y_MN
+    return _linear_of_few(x_MK, *w, bias_N)
+
+
+def _linear_of_few(
+    x_MK: Tensor, values_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None
+) -> Tensor:
+    rows = QuantisedRows(values_NK, scale_N)
+    if not x_MK.is_cuda:
+        return linear_of_few(x_MK, rows, bias_N)
+    from sparsellm.ffn.kernels.linear import quantised_linear
+
+    with torch.cuda.device(x_MK.get_device()):
+        return quantised_linear(x_MK.contiguous(), rows, bias_N)
+
+
+define(
+    "fp8_linear_of_few",
+    "(Tensor x_MK, Tensor values_NK, Tensor scale_N, Tensor? bias_N) -> Tensor",
+    _linear_of_few,
+    lambda x_MK, values_NK, *_: x_MK.new_empty(len(x_MK), len(values_NK)),
+)
 
 
 def unsupported(device: torch.device) -> str | None:

@@ -70,6 +70,12 @@ def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Te
     return product.to(dtype)
 
 
+def linear_of_few(x_MK: Tensor, w: QuantisedRows, bias_N: Tensor | None) -> Tensor:
+    """``x Wᵀ + bias``, (M, N), of tokens that are not quantised."""
+    y_MN = F.linear(x_MK.float(), dequantised(w)).to(x_MK.dtype)
+    return y_MN if bias_N is None else y_MN + bias_N
+
+
 def linear(
     x_MK: Tensor,
     w_NK: Tensor | QuantisedRows,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.activations import ACTIVATIONS, RECTIFIED, WITH_KERNELS, Rectified
-from sparsellm.ffn.quantised import dequantised, linear
+from sparsellm.ffn.quantised import linear, linear_of_few
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     MAX_DECODE_TOKENS,
@@ -127,8 +127,7 @@ def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     the weights.
     """
     if w.quantised is not None and len(x_MK) <= MAX_DECODE_TOKENS:
-        exact = F.linear(x_MK.float(), dequantised(w.quantised)).to(x_MK.dtype)
-        gate_MN = exact if w.first[1] is None else exact + w.first[1]
+        gate_MN = linear_of_few(x_MK, w.quantised, w.first[1])
     else:
         gate_MN = linear(x_MK, *w.first_multiplied)
     h_MN = gate_MN = rectified(w).value(torch.where(gate_MN <= w.threshold, 0, gate_MN))

@@ -71,6 +71,7 @@ class FFNWeights(NamedTuple):
     activation: str = "relu"  # a name of `architecture.ACTIVATIONS` that has kernels
     # In FP8: the matrix whose product decides which neurons are active. That product, pattern and
     # values, is then computed from this; everything else from the matrices above.
+    # See also `in_fp8`.
     quantised: QuantisedRows | None = None
     # W_d transposed and contiguous: the sparse kernels read this one.
     down_NK: Tensor | None = None
@@ -88,10 +89,29 @@ class FFNWeights(NamedTuple):
         w_NK, bias_N = self.first
         return (w_NK if self.quantised is None else self.quantised), bias_N
 
+    def in_fp8(self, rows: QuantisedRows) -> "FFNWeights":
+        """With `first` as e4m3 numbers alone, which take its place: its shape is still read."""
+        if self.gate_NK is None:
+            return self._replace(up_NK=rows.values_MK, quantised=rows)
+        return self._replace(gate_NK=rows.values_MK, quantised=rows)
+
     @property
     def second(self) -> tuple[Tensor | None, Tensor | None]:
         """With a gate, the matrix of up and its bias."""
         return (None, None) if self.gate_NK is None else (self.up_NK, self.b_up_N)
+
+
+class Linear(NamedTuple):
+    """A linear layer."""
+
+    weight_NK: Tensor
+    bias_N: Tensor | None
+    quantised: QuantisedRows | None = None  # in FP8, read in place of the weight
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor | None]:
+        """The weights that are read, and the scale of each row."""
+        return (self.weight_NK, None) if self.quantised is None else self.quantised
 
 
 class MatrixGradients(NamedTuple):

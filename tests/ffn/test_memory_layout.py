@@ -1,4 +1,4 @@
-"""An accelerated model has one copy of W_d, and is saved, copied, moved and trained as before."""
+"""An accelerated model has one copy of its weights, and is saved, moved and trained as before."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 import sparsellm
+from sparsellm.decoding.sample import Sequences
+from sparsellm.ffn.inference_path import accelerate, linears, memory_layout, replace
 from sparsellm.ffn.inference_path.memory_layout import transposed_in_place
+from sparsellm.model import model_config
+from sparsellm.recipe import load_recipe
+from sparsellm.recipe.estimate import count_parameters
 
 TOKENS = torch.arange(2 * 20).view(2, 20) % 128
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -189,3 +201,88 @@ def test_compiled_code_reads_a_weight_of_any_layout():
     assert found.is_contiguous()
     assert torch.equal(found, weight.t())
     assert weight.is_contiguous()  # a graph changes nothing
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@torch.no_grad()
+def test_fp8_reads_none_of_the_weights_that_go_to_the_cpu(model, gated):
+    if not gated:
+        config = ArceeConfig(**{**model.config.to_dict(), "tie_word_embeddings": False})
+        model = ArceeForCausalLM(config).bfloat16().eval()
+    state = values(model)
+    done = sparsellm.accelerate(model, precision="fp8")
+    layers = [f"self_attn.{name}_proj" for name in "qkvo"]
+    layers += ["mlp.gate_proj" if gated else "mlp.up_proj"]
+    right = {f"model.layers.{i}.{name}.weight" for i in range(2) for name in layers}
+    assert set(done.on_cpu) == (right if gated else right | {"lm_head.weight"})  # or tied
+    assert same(model.state_dict(), state)
+    prompt = torch.arange(2 * 60).view(2, 60) % 128
+
+    def results():
+        sequences = Sequences(model, prompt[:, :20], None, 41)
+        decoded = [sequences.prompt_logits()]
+        sequences.append(prompt[:, 20])
+        decoded.append(sequences.step().clone())
+        return [model(prompt).logits, model(prompt[:1]).logits, *decoded]
+
+    before = results()
+    for name in done.on_cpu:
+        model.get_parameter(name).data.fill_(torch.nan)  # not counted as a change
+    assert all(map(torch.equal, results(), before))
+
+
+def fp8_bytes(config: LlamaConfig) -> int:
+    """Of a model of which FP8 keeps gates, attention and head in 8 bits, with fp32 scales.
+
+    A tied head's 16-bit weight stays for the embedding.
+    """
+    k, n, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    matrices = [(n, k), (queries, k), (keys, k), (keys, k), (k, queries)]  # rows, columns
+    per_layer = sum(rows * columns + 4 * rows for rows, columns in matrices)
+    per_layer += 2 * (2 * n * k) + 2 * 2 * k  # up and down, norms
+    head = config.vocab_size * k + 4 * config.vocab_size
+    embeddings = 2 * config.vocab_size * k
+    return layers * per_layer + head + embeddings + 2 * k
+
+
+def test_fp8_takes_less_memory_than_bf16(model):
+    def resident(on_cpu=()):
+        """Bytes of parameters, and of what this package derived from them."""
+        tensors = [p for name, p in model.named_parameters() if name not in on_cpu]
+        tensors += [b for name, b in model.named_buffers() if "sparsellm" in name]
+        return sum(t.untyped_storage().nbytes() for t in tensors)
+
+    in_bf16 = resident()
+    done = sparsellm.accelerate(model, precision="fp8")
+    assert resident(done.on_cpu) == fp8_bytes(model.config) < in_bf16
+    recipe = load_recipe("2b")
+    config = model_config(recipe, recipe.padded_vocab_size - 1)
+    in_bf16 = 2 * count_parameters(recipe).total
+    assert round(in_bf16 / 2**30, 2) == 3.83
+    assert round(fp8_bytes(config) / 2**30, 2) == 2.93
+
+
+def test_weights_come_back_when_they_are_needed(model, monkeypatch):
+    moved = []
+    ours = memory_layout.move
+
+    def spy(weight, device):
+        moved.append((id(weight), device))
+        ours(weight, device)
+
+    for module in (linears, replace, accelerate):
+        monkeypatch.setattr(module, "move", spy)
+    done = sparsellm.accelerate(model, precision="fp8")
+    weights = {id(model.get_parameter(name)) for name in done.on_cpu}
+    assert {weight for weight, _ in moved} == weights
+    moved.clear()
+    with torch.no_grad():
+        model(TOKENS)
+    assert not moved
+    model(TOKENS).logits.sum().backward()
+    assert {weight for weight, _ in moved} >= weights
+    moved.clear()
+    sparsellm.restore(model)
+    assert {weight for weight, _ in moved} >= weights

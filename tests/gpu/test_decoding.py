@@ -14,9 +14,11 @@ from gpu.conditions import need_kernels, poisoned
 from sparsellm.decoding import captured, sample as loop, token_math
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.sample import use_fast_generation
-from sparsellm.decoding.token_math import Heads, Linear
+from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.kernels import linear
 from sparsellm.ffn.quantised import dequantised
+from sparsellm.ffn.types import Linear
 
 pytestmark = pytest.mark.gpu
 
@@ -68,9 +70,9 @@ def test_linears_equal_float64(kernels, element, fp8, m):
             exact = weight.double() if rows is None else dequantised(rows).double()
             expected.append(x.double() @ exact.t() + (0 if bias is None else bias.double()))
         with poisoned():
-            actual = kernels.linears(x, tuple(layers))
+            actual = linear.linears(x, tuple(layers))
         assert relative(actual, torch.cat(expected, -1)) < torch.finfo(element).eps
-        assert torch.equal(kernels.linears(x, tuple(layers)), actual)
+        assert torch.equal(linear.linears(x, tuple(layers)), actual)
 
 
 @pytest.mark.parametrize("element", [torch.bfloat16, torch.float16])

@@ -4,10 +4,11 @@
 they compute, and `replace` swaps their forward for the kernels.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import nn
 
 from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, check_choice
@@ -23,7 +24,12 @@ from sparsellm.ffn.inference_path.discover import (
     foreign_ffn,
 )
 from sparsellm.ffn.inference_path.formula import formula_of, own_formulas
-from sparsellm.ffn.inference_path.replace import put_back, replace_forward
+from sparsellm.ffn.inference_path.memory_layout import move
+from sparsellm.ffn.inference_path.replace import (
+    put_back,
+    reads_e4m3_alone,
+    replace_forward,
+)
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import Format
 
@@ -38,6 +44,7 @@ class Acceleration:
     left_alone: dict[str, str] = field(default_factory=dict)  # name → why
     dispatches: dict[str, Dispatch] = field(default_factory=dict, repr=False)
     linears: list[str] = field(default_factory=list, repr=False)  # other layers in FP8
+    on_cpu: list[str] = field(default_factory=list, repr=False)  # weights that FP8 does not read
     prefill: PrefillOrder = field(default_factory=PrefillOrder, repr=False)
     training: bool = False  # the model was in training mode, where it computes as before
 
@@ -109,13 +116,14 @@ def accelerate(
             ``none`` keeps the natural order.
         precision: ``own`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
             scale per token and per neuron, in the one product of an FFN that decides which neurons
-            are active, where it runs on the sparse kernels, in the linear layers of attention and
-            in the one that returns the logits. Results then differ from the dense model's by FP8
-            rounding, a few percent of the output of an FFN or a layer. In calls of up to 64 tokens
-            only the FFN's weights are e4m3. It requires an Ada, Hopper or newer GPU, and keeps
-            these weights in 8 bits too. These copies follow the weights: call it again only after a
-            change through ``.data``, of weights that were made in inference mode (they count no
-            changes), or to a compiled model.
+            are active, in the linear layers of attention and in the one that returns the logits.
+            Results then differ from the dense model's by FP8 rounding, a few percent of the output
+            of an FFN or a layer. In calls of up to 64 tokens only the weights are e4m3. It requires
+            an Ada, Hopper or newer GPU. The GPU then holds these weights in 8 bits, and the CPU as
+            they are, for `state_dict`; where they are needed, as for a gradient, they come back.
+            The 8-bit weights follow them: call it again only after a change through ``.data``, of
+            weights that were made in inference mode (they count no changes), or to a compiled
+            model.
 
     Returns:
         What was accelerated, and what looks like an FFN but was not, with the reasons.
@@ -133,6 +141,7 @@ def accelerate(
     check_choice("format", format, Format)
     restore(model)
     done, fp8 = Acceleration(training=model.training), precision == "fp8"
+    unread: list[nn.Linear] = []  # layers whose 16-bit weight nothing reads
     for name, module in find_ffns(model):
         try:
             foreign = foreign_ffn(module)
@@ -143,13 +152,30 @@ def accelerate(
             dispatch = Dispatch(kernels, foreign.ffn.up.weight.is_cuda, format)
             replace_forward(foreign, formula, dispatch, done.prefill, fp8=fp8)
             done.dispatches[name] = dispatch
+            if fp8 and reads_e4m3_alone(dispatch):
+                unread.append(foreign.ffn.gate or foreign.ffn.up)
     if done.accelerated and fp8:
         for name, linear in linears.find_linears(model):
             linears.use_fp8(linear)
             done.linears.append(name)
+            unread.append(linear)
+        done.on_cpu = _move_to_cpu(model, unread)
     if done.accelerated and token_order == "auto" and format == "union":
         done.prefill.watch(model)
     return done
+
+
+def _move_to_cpu(model: nn.Module, linears: list[nn.Linear]) -> list[str]:
+    """Moves the weights of layers that are read in e4m3 alone; returns their names.
+
+    A weight that another module reads too stays, such as the embedding's where it is tied.
+    """
+    holders = Counter(id(p) for m in model.modules() for p in m._parameters.values())
+    weights = {id(linear.weight) for linear in linears if holders[id(linear.weight)] == 1}
+    names = [name for name, p in model.named_parameters() if id(p) in weights]
+    for name in names:
+        move(model.get_parameter(name), torch.device("cpu"))
+    return names
 
 
 def accelerate_whole(

@@ -1,5 +1,7 @@
 """The linear layers around accelerated FFNs, in FP8 at inference: those of attention, and the head.
 
+Their own weights are read only for gradients, and in another type than that of FP8's tokens.
+
 Shapes: M tokens, K in_features, N out_features.
 """
 
@@ -9,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.fp8 import fp8_linear
 from sparsellm.ffn.inference_path.derived import Derived, quantised_buffers, quantised_of
-from sparsellm.ffn.inference_path.replace import FEW_TOKENS
-from sparsellm.ffn.quantised import QuantisedRows, linear
+from sparsellm.ffn.inference_path.memory_layout import move
+from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.reference import stands_in
 from sparsellm.ffn.types import ELEMENTS
 
@@ -45,7 +47,7 @@ def _fits(module: nn.Linear) -> bool:
 
 
 def use_fp8(module: nn.Linear) -> None:
-    """Installs a forward that computes calls of many tokens in FP8, where no gradient is needed."""
+    """Installs a forward that computes in FP8 where no gradient is needed."""
     attributes = vars(module)
     attributes[_INSTALLED] = Derived(module, quantised_buffers, module.weight)
     attributes["forward"] = partial(_forward, module)  # not a closure, as in `replace`
@@ -69,6 +71,8 @@ def put_back(module: nn.Module) -> None:
     """Restores a layer's own forward, if `use_fp8` replaced it."""
     derived: Derived | None = vars(module).pop(_INSTALLED, None)
     if derived is not None:
+        assert isinstance(module, nn.Linear)
+        move(module.weight, quantised_of(module).values_MK.device)
         derived.remove(module)
         del vars(module)["forward"]
 
@@ -76,11 +80,11 @@ def put_back(module: nn.Module) -> None:
 def _forward(module: nn.Linear, x: Tensor) -> Tensor:
     weight_NK, bias_N = module.weight, module.bias
     gradient = torch.is_grad_enabled() and (x.requires_grad or weight_NK.requires_grad)
-    few = x.numel() <= FEW_TOKENS * x.shape[-1]
     own_type = x.dtype == weight_NK.dtype and x.dtype in ELEMENTS  # after `model.float()` it is not
-    if few or gradient or module.training or not own_type:
+    if gradient or module.training or not own_type:
+        move(weight_NK, x.device)
         return nn.Linear.forward(module, x)
     derived: Derived = vars(module)[_INSTALLED]
     derived.update(module, weight_NK)
-    y_MN = linear(x.reshape(-1, x.shape[-1]), quantised_of(module), bias_N, quantised_rows)
+    y_MN = fp8_linear(x.reshape(-1, x.shape[-1]), quantised_of(module), bias_N)
     return y_MN.view(*x.shape[:-1], -1)

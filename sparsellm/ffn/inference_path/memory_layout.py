@@ -1,7 +1,11 @@
-"""The memory of W_d in a model that infers: that of its transpose, which the kernels read.
+"""How the weights of a model that infers are kept, so that a GPU holds them once.
 
-So no second copy is needed. Its values, its shape and the parameter itself stay the same; only the
-strides differ. `Module.to`, `copy.deepcopy` and ``torch.save`` keep the strides.
+The memory of W_d becomes that of its transpose, which the kernels read. Its values, its shape and
+the parameter itself stay the same; only the strides differ. `Module.to`, `copy.deepcopy` and
+``torch.save`` keep the strides.
+
+Weights that are read in e4m3 alone go to the CPU, where they are saved from. They come back when
+they are needed: for a gradient, in another type, and by `restore`.
 
 Shapes: K hidden_size, N intermediate_size.
 """
@@ -31,6 +35,13 @@ def restore_layout(weight_KN: Tensor) -> None:
     """Makes a weight contiguous again, as `nn.Linear` has it."""
     with _as(weight_KN):
         weight_KN.data = weight_KN.detach().contiguous()
+
+
+def move(weight: Tensor, device: torch.device) -> None:
+    """Moves a parameter, which stays the same object."""
+    if weight.device != device:
+        with _as(weight):
+            weight.data = weight.detach().to(device)
 
 
 def _as(weight: Tensor) -> torch.inference_mode:

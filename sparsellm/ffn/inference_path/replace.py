@@ -17,7 +17,11 @@ from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.inference_path.derived import Derived, quantised_buffers, quantised_of
 from sparsellm.ffn.inference_path.discover import ForeignFFN, Formula
-from sparsellm.ffn.inference_path.memory_layout import restore_layout, transposed_in_place
+from sparsellm.ffn.inference_path.memory_layout import (
+    move,
+    restore_layout,
+    transposed_in_place,
+)
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import FFNWeights
@@ -87,6 +91,14 @@ def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) 
     attributes["forward"] = partial(forward, module)
 
 
+def reads_e4m3_alone(dispatch: Dispatch) -> bool:
+    """Whether in FP8 the 16-bit weight of the pattern is not read.
+
+    TwELL computes tokens that overflow it from that weight.
+    """
+    return dispatch.format == "union"
+
+
 def is_replaced(module: nn.Module) -> bool:
     """Whether `replace_forward` replaced the module's forward."""
     return INSTALLED in vars(module)
@@ -100,6 +112,7 @@ def put_back(module: nn.Module) -> None:
         return
     serving.prefill.unwatch()
     restore_layout(serving.foreign.ffn.down.weight)
+    _bring_back(serving)
     if serving.derived is not None:
         serving.derived.remove(module)
     del attributes["forward"]
@@ -130,8 +143,15 @@ def _down_forward(down: nn.Linear, x: Tensor) -> Tensor:
     return _own_forward(down, x) if is_h else _compute(x, down.__dict__[INSTALLED], down)
 
 
+def _bring_back(serving: _Serving) -> None:
+    """Moves the weight that FP8 does not read to where the other weights are."""
+    ffn = serving.foreign.ffn
+    move((ffn.gate or ffn.up).weight, ffn.down.weight.device)
+
+
 def _own_forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
     serving: _Serving = module.__dict__[INSTALLED]
+    _bring_back(serving)
     if serving.previous is not None:
         return serving.previous(*arguments, **named)
     return type(module).forward(module, *arguments, **named)
@@ -170,7 +190,8 @@ def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
     w = w._replace(down_NK=transposed_in_place(w.down_KN))
     if serving.derived is not None:
         serving.derived.update(module, w.first[0])
-        w = w._replace(quantised=quantised_of(module))
+        rows = quantised_of(module)
+        w = w.in_fp8(rows) if reads_e4m3_alone(serving.dispatch) else w._replace(quantised=rows)
     x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
     y_MK = sparse_ffn(x_MK, w, serving.dispatch.handle, serving.prefill.token_M(x_MK))
     return y_MK if x.ndim == 2 else y_MK.view(x.shape)
@@ -186,6 +207,7 @@ def _few_stay_dense(x: Tensor, serving: _Serving) -> bool:
     return (
         num_tokens <= FEW_TOKENS
         and not serving.large
+        and serving.derived is None
         and serving.formula.threshold == 0
         and not torch.compiler.is_compiling()
         and not (x.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -17,6 +17,9 @@ from torch import Tensor
 from sparsellm.ffn.kernels import twell, union
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.kernels.launch import Address, Kernel
+from sparsellm.ffn.kernels.linear import quantised_linear
+from sparsellm.ffn.kernels.quantise import quantise_rows
+from sparsellm.ffn.quantised import linear
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, FFNWeights, Format
 
 
@@ -139,12 +142,15 @@ def _division(gate: Kernel, num_neurons: int) -> tuple[int, int, int]:
 def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     """Computes y, (M, K), by cuBLAS, with one kernel between its products.
 
-    It is as fast as what ``torch.compile`` makes.
+    It is as fast as what ``torch.compile`` makes. In FP8 the gate is the one of the sparse path.
     """
-    h_MN = F.linear(x_MK, w.up_NK, w.b_up_N)  # up, which h overwrites
-    gate_MN, up_MN = h_MN, None
+    if w.quantised is not None and x_MK.shape[0] <= MAX_DECODE_TOKENS:
+        gate_MN = quantised_linear(x_MK, w.quantised, w.first[1])
+    else:
+        gate_MN = linear(x_MK, *w.first_multiplied, quantise_rows)
+    h_MN, up_MN = gate_MN, None
     if w.gate_NK is not None:
-        gate_MN, up_MN = F.linear(x_MK, w.gate_NK, w.b_gate_N), h_MN
+        up_MN = h_MN = F.linear(x_MK, w.up_NK, w.b_up_N)  # which h overwrites
     kernel = kernel_for("relu_product", h_MN, w.activation)
     octets = h_MN.numel() // kernel.exported("values")
     grid = -(-octets // kernel.threads)

@@ -13,13 +13,14 @@ from ffn.kernels import nvrtc
 from ffn.kernels.test_compile import NEWEST, compile_kernels
 from sparsellm.decoding import token_kernels
 from sparsellm.decoding.kv_cache import LayerCache, Positions
-from sparsellm.decoding.token_math import Heads, Linear
+from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import (
     hybrid,
     inference,
     launch,
+    linear,
     quantise,
     sort_tokens,
     transpose,
@@ -28,7 +29,14 @@ from sparsellm.ffn.kernels import (
 from sparsellm.ffn.kernels.compiler import compile
 from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES, HOPPER
 from sparsellm.ffn.kernels.launch import kernels_of
-from sparsellm.ffn.types import BLOCK_TOKENS, BackwardInputs, FFNWeights, MatrixGradients, Room
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    BackwardInputs,
+    FFNWeights,
+    Linear,
+    MatrixGradients,
+    Room,
+)
 
 LAUNCHING = ("sparsellm.ffn.kernels.", "sparsellm.decoding.")
 M, K, N = 2048, 64, 1024  # as many tokens and neurons as heavy blocks and long groups need
@@ -114,6 +122,9 @@ def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="
         inference.sparse(x_MK, w, 0, token_M, format)
         inference.sparse(x_MK[:8], w, 0, None, format)
     inference.dense_ffn(x_MK, w)
+    if w.quantised is not None:
+        for num_tokens in (M, 8):
+            inference.sparse(x_MK[:num_tokens], w.in_fp8(w.quantised))
     sort_tokens.sort_tokens(torch.arange(M), 128, 16, 512)
     d_l1 = torch.ones(())
     out = MatrixGradients.empty(w, dtype)
@@ -138,7 +149,7 @@ def _launch_decoding(w, biased, fp8):
         x_MK = _matrix(m, K)
         token_kernels.residual_norm(x_MK, x_MK if biased else None, _matrix(K), 1e-5)
         layer = Linear(w.up_NK, _matrix(N) if biased else None, w.quantised if fp8 else None)
-        token_kernels.linears(x_MK, (layer,) * num_linears)
+        linear.linears(x_MK, (layer,) * num_linears)
 
 
 @pytest.mark.timeout(900)  # compiles all kernels, if test_compile.py has not

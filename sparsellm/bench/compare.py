@@ -56,47 +56,69 @@ def compare(
     with mode():
         for configuration in (dense, ours):
             warm_up(configuration, device)
-        difference = 0.0
-        for name, result, expected in results():
-            error = (result.float() - expected.float()).norm()
-            off = float(error / expected.float().norm().clamp(min=1e-30))
-            if not off <= most_off:  # NaN too
-                raise ValueError(
-                    f"{name} differs from dense by {off:.1%}; wrong results are not timed"
-                )
-            difference = max(difference, off)
-        times = sustained({"dense": dense, "ours": ours}, device, seconds)
-    our_timing, dense_timing = times["ours"], times["dense"]
+        difference = _largest_difference(results(), most_off)
+        timings = sustained({"dense": dense, "ours": ours}, device, seconds)
+    return [
+        *_speeds(bench, case, timings, tokens=tokens, seconds=seconds, as_throughput=as_throughput),
+        *_energy(bench, case, timings, tokens),
+        Measurement(bench, case, "difference", difference, "relative to dense"),
+    ]
+
+
+def _largest_difference(results: Iterable[tuple[str, Tensor, Tensor]], most_off: float) -> float:
+    """The largest relative difference between a result and what it must be.
+
+    Raises:
+        ValueError: one is larger than ``most_off``, or is NaN.
+    """
+    difference = 0.0
+    for name, result, expected in results:
+        error = (result.float() - expected.float()).norm()
+        off = float(error / expected.float().norm().clamp(min=1e-30))
+        if not off <= most_off:  # NaN too
+            raise ValueError(f"{name} differs from dense by {off:.1%}; wrong results are not timed")
+        difference = max(difference, off)
+    return difference
+
+
+def _speeds(
+    bench: str,
+    case: dict[str, Any],
+    timings: dict[str, Timing],
+    *,
+    tokens: int,
+    seconds: float,
+    as_throughput: bool,
+) -> list[Measurement]:
+    """The time of a call, or its throughput; and the time of each stage, if there are several."""
+    ours, dense = timings["ours"], timings["dense"]
 
     def against(metric: str, unit: str, values: Values, baselines: Values) -> Measurement:
-        value, under = _median(values, our_timing, seconds)
-        baseline, base_under = _median(baselines, dense_timing, seconds)
+        value, under = _median(values, ours, seconds)
+        baseline, base_under = _median(baselines, dense, seconds)
         ratio = value / baseline if unit == "tokens/ms" else baseline / value
         return Measurement(bench, case, metric, value, unit, baseline, ratio, under, base_under)
 
     if as_throughput:
-        measurements = [
-            against("tokens_per_ms", "tokens/ms", tokens / our_timing.ms, tokens / dense_timing.ms)
-        ]
+        whole = against("tokens_per_ms", "tokens/ms", tokens / ours.ms, tokens / dense.ms)
     else:
-        measurements = [against("ms", "ms", our_timing.ms, dense_timing.ms)]
-    if len(our_timing.stages) > 1:
-        stages = our_timing.stages.items()
-        measurements += [
-            against(f"{name}_ms", "ms", ms, dense_timing.stages[name]) for name, ms in stages
-        ]
-    if our_timing.watts and dense_timing.watts:  # W · ms = mJ
-        mj, of_dense = (
-            watts * float(np.median(ms)) / tokens
-            for watts, ms in (
-                (our_timing.watts, our_timing.ms),
-                (dense_timing.watts, dense_timing.ms),
-            )
-        )
-        measurements.append(
-            Measurement(bench, case, "mJ_per_token", mj, "mJ", of_dense, of_dense / mj)
-        )
-    return [*measurements, Measurement(bench, case, "difference", difference, "relative to dense")]
+        whole = against("ms", "ms", ours.ms, dense.ms)
+    if len(ours.stages) == 1:
+        return [whole]
+    stages = ours.stages.items()
+    return [whole, *(against(f"{name}_ms", "ms", ms, dense.stages[name]) for name, ms in stages)]
+
+
+def _energy(
+    bench: str, case: dict[str, Any], timings: dict[str, Timing], tokens: int
+) -> list[Measurement]:
+    """Energy per token, where NVML counts it."""
+    ours, dense = timings["ours"], timings["dense"]
+    if not (ours.watts and dense.watts):
+        return []
+    value = ours.watts * float(np.median(ours.ms)) / tokens  # W · ms = mJ
+    baseline = dense.watts * float(np.median(dense.ms)) / tokens
+    return [Measurement(bench, case, "mJ_per_token", value, "mJ", baseline, baseline / value)]
 
 
 def _median(

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from sparsellm.bench.patterns import describe
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Configuration
 from sparsellm.ffn.inference_path.accelerate import accelerate_whole
-from sparsellm.model import prepare_blocks
+from sparsellm.model import HFModel, prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.sections import RuntimeConfig
 from sparsellm.runs.history import records_of, run_of
@@ -36,6 +36,13 @@ from sparsellm.runs.telemetry.records import of_kind
 MAX_DIFFERENCE = {"own": 0.1, "fp8": 0.25}
 MAX_LAYER_DIFFERENCE = {"own": 0.02, "fp8": 0.1}
 _TOKENS = 16_384  # of a forward, where `train.micro_batch_size` is ``auto``
+
+
+class LayerInput(NamedTuple):
+    """The input of an FFN, and the keys of its pattern in a record."""
+
+    x_MK: Tensor
+    pattern: dict[str, float]
 
 
 def measure(
@@ -64,16 +71,8 @@ def _of_checkpoint(
     loaded = {name: load_pretrained(path, device, torch.bfloat16) for name in ("dense", "ours")}
     tokens_BT = held_out(loaded["dense"], recipe, options.data).to(device)
     models = {name: pretrained.model for name, pretrained in loaded.items()}
-    layer_inputs: list[
-        tuple[Tensor, dict[str, float]]
-    ] = []  # by layer: its input, and keys of the pattern
-
-    def keep(layer: int, x_MK: Tensor, w_NK: Tensor) -> None:
-        nnz, union_64 = describe(x_MK, w_NK)
-        layer_inputs.append((x_MK, {"measured_nnz": nnz, "union_64": union_64}))
-
-    with watch_ffns(models["dense"], keep), torch.inference_mode():
-        logits(models["dense"], tokens_BT)
+    # Before anything is replaced or compiled: the hooks need the plain model.
+    layer_inputs = _layer_inputs(models["dense"], tokens_BT)
     precision, case = options.precision, _case(loaded["dense"], recipe, tokens_BT.numel())
     if precision != "own":
         case["precision"] = precision
@@ -106,11 +105,34 @@ def _of_checkpoint(
     sparse = sum("sparse" in paths.values() for paths in done.paths().values())
     whole = measurements[0].case
     yield [*measurements, Measurement("model_forward", whole, "sparse_layers", sparse, "layers")]
-    if not options.layers:
-        return
+    if options.layers:
+        yield from _of_layers(models, layer_inputs, case, precision, timing_options)
+
+
+def _layer_inputs(model: HFModel, tokens_BT: Tensor) -> list[LayerInput]:
+    """What each layer's FFN computes in a forward pass over these tokens."""
+    layer_inputs: list[LayerInput] = []
+
+    def keep(layer: int, x_MK: Tensor, w_NK: Tensor) -> None:
+        nnz, union_64 = describe(x_MK, w_NK)
+        layer_inputs.append(LayerInput(x_MK, {"measured_nnz": nnz, "union_64": union_64}))
+
+    with watch_ffns(model, keep), torch.inference_mode():
+        logits(model, tokens_BT)
+    return layer_inputs
+
+
+def _of_layers(
+    models: dict[str, HFModel],
+    layer_inputs: list[LayerInput],
+    case: dict[str, Any],
+    precision: str,
+    timing_options: dict[str, Any],
+) -> Iterator[list[Measurement]]:
+    """Each FFN alone, on the input that it has in the model."""
     compiled = torch.compile(dense)
     for number, (x_MK, pattern) in enumerate(layer_inputs):
-        ffn, accelerated = (model.model.layers[number].mlp for model in models.values())
+        ffn, accelerated = (models[name].model.layers[number].mlp for name in ("dense", "ours"))
         arguments = (x_MK, *dense_weights(ffn))
         yield compare(
             "layer_forward",

@@ -19,9 +19,8 @@ class Figures(NamedTuple):
     """Figures of one run."""
 
     values: dict[str, float]  # of the metrics in `UNITS`; what could not be measured is absent
-    sustained: dict[
-        str, float
-    ]  # of the throughput, as a record has it; watts are those of all GPUs
+    # Of the throughput, as a record has it; watts are those of all GPUs.
+    sustained: dict[str, float]
 
 
 # The unit of each metric. For some, a dense run on the same GPUs is the baseline (`COMPARED`).
@@ -65,17 +64,7 @@ def figures(
     """
     half = len(records) // 2
     part = records[half:]
-    steady = [
-        after
-        for before, after in itertools.pairwise(records[max(half - 1, 0) :])
-        if before["kernels"]["sparse"] == after["kernels"]["sparse"]
-    ]
-    if len(steady) < MIN_STEADY:
-        raise ValueError(
-            f"only {len(steady)} of the last {len(part)} steps took the same paths as the step "
-            "before: sparsity is not in its steady state; increase --steps, or train longer before "
-            "and give --init-from"
-        )
+    steady = _steady(records, half)
     nnz = [statistics.mean(record["sparsity"]["nnz_mean"]) for record in part]
     first, last = (statistics.mean(h) for h in (nnz[: len(nnz) // 2], nnz[len(nnz) // 2 :]))
     if checks_steady_state and abs(last - first) > MAX_DRIFT * max(first, 1e-9):
@@ -96,6 +85,7 @@ def figures(
     for metric in ("mfu", "mfu_dense"):
         if None not in (mfu := [record[metric] for record in steady]):  # the GPU's peak is known
             values[metric] = statistics.median(mfu)
+    # A sparse layer reserves memory for the worst case until it has seen so many steps.
     if on_gpu and (not sparse_layers or len(records) > SHRUNK_STEPS):
         values["memory_GiB"] = end["memory_gib"]
     counted = [reading for reading in readings if reading.at >= part[0]["step"] - 1]
@@ -105,6 +95,22 @@ def figures(
         sustained["watts"] = values["mJ_per_token"] * throughput
         sustained["sm_mhz"] = statistics.median(reading.sm_mhz for reading in counted)
     return Figures(values, sustained)
+
+
+def _steady(records: Sequence[Line], half: int) -> list[Line]:
+    """The records from ``half`` on whose layers took the same paths as in the step before."""
+    steady = [
+        after
+        for before, after in itertools.pairwise(records[max(half - 1, 0) :])
+        if before["kernels"]["sparse"] == after["kernels"]["sparse"]
+    ]
+    if len(steady) < MIN_STEADY:
+        raise ValueError(
+            f"only {len(steady)} of the last {len(records) - half} steps took the same paths as "
+            "the step before: sparsity is not in its steady state; increase --steps, or train "
+            "longer before and give --init-from"
+        )
+    return steady
 
 
 def measurements(

@@ -59,6 +59,7 @@ def analyze(
         nnz = [tally.update(active) for tally, active in zip(layers, patterns, strict=True)]
         token_M = token_BT.reshape(-1)
         by_token.update(token_M.to(device), torch.stack(nnz).double().mean(0))
+        # Only the first patterns are kept, so that memory does not grow with the text.
         missing = max(trace_tokens // shape.context_length, 1) - tokens // shape.context_length
         if missing > 0:  # sequences
             rows = missing * shape.context_length
@@ -75,27 +76,29 @@ def analyze(
         "intermediate_size": shape.intermediate_size,
         "layers": [tally.statistics() for tally in layers],
         "tokens_by_nnz": {
-            end: [
-                {
-                    "id": token,
-                    "text": pretrained.tokenizer.decode([token]),
-                    "nnz_mean": mean,
-                    "occurrences": occurrences,
-                }
-                for token, mean, occurrences in ranked_tokens
-            ]
+            end: [_described(pretrained, *token) for token in ranked_tokens]
             for end, ranked_tokens in zip(("lowest", "highest"), extremes, strict=True)
         },
     }
-    traces = [
-        Trace(
-            np.concatenate([trace.count_M for trace in of_layer]),
-            np.concatenate([trace.index for trace in of_layer]),
-            shape.intermediate_size,
-        )
-        for of_layer in zip(*traces_by_batch, strict=True)
-    ]
+    traces = [_joined(of_layer) for of_layer in zip(*traces_by_batch, strict=True)]
     return statistics, traces, np.concatenate(traced_ids)
+
+
+def _described(
+    pretrained: Pretrained, token: int, nnz_mean: float, occurrences: int
+) -> dict[str, Any]:
+    """A token of the vocabulary, with the non-zeros that it has on average."""
+    text = pretrained.tokenizer.decode([token])
+    return {"id": token, "text": text, "nnz_mean": nnz_mean, "occurrences": occurrences}
+
+
+def _joined(traces: Sequence[Trace]) -> Trace:
+    """One trace of a layer's traces of consecutive batches."""
+    return Trace(
+        np.concatenate([trace.count_M for trace in traces]),
+        np.concatenate([trace.index for trace in traces]),
+        traces[0].num_neurons,
+    )
 
 
 def held_out_corpora(recipe: Recipe, files: list[str] | None) -> list[Corpus]:

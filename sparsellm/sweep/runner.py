@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -67,43 +68,72 @@ def run_sweep(
     begin(plan)
     for name in sorted(done):
         say(f"{name}: finished before")
-    todo = [run for run in chosen if run.name not in done]
-    start_time = time.monotonic()
-    job: Callable[[Recipe, Path | None], float] = train_one
-    if options.gpus_per_run > 1:
-        job = partial(train_launched, gpus=options.gpus_per_run, config=options.config)
-    with _pool(options.jobs, places, len(todo)) as (pool, workers):
-        running: dict[Future[float], PlannedRun] = {}
+    sweep = _Sweep([run for run in chosen if run.name not in done], done, options)
+    with _pool(options.jobs, places, len(sweep.todo)) as (pool, workers):
+        sweep.train(pool, workers)
+    for run in sweep.todo:
+        why = f"{run.init_from} is not finished"
+        if sweep.timed_out:
+            why = "the time limit has passed"
+        say(f"{_at(sweep.start_time)} | {run.name}: not started: {why}")
+    return [run.name for run in chosen if run.name not in done]
+
+
+@dataclass
+class _Sweep:
+    """The runs of a sweep that have not ended, while they are trained."""
+
+    todo: list[PlannedRun]  # not started
+    done: set[str]  # names of finished runs
+    options: argparse.Namespace
+    running: dict[Future[float], PlannedRun] = field(default_factory=dict)
+    start_time: float = field(default_factory=time.monotonic)
+    timed_out: bool = False
+
+    def train(self, pool: ProcessPoolExecutor, workers: int) -> None:
+        """Starts runs as workers become free, until none is left that can be started."""
         in_place = on_terminal() and sys.stdout.isatty()
-        pause, timed_out = ON_TERMINAL if in_place else FIRST_PAUSE, False
-        while todo or running:
-            timed_out = time.monotonic() - start_time > options.seconds
-            # Submit no more runs than workers: a stopped worker must not start another run.
-            ready = [run for run in todo if not timed_out and run.init_from in {None, *done}]
-            for run in ready[: workers - len(running)]:
-                todo.remove(run)
-                log = run.recipe.run_path / LOG_FILE
-                say(f"{_at(start_time)} | {run.name}: started; its log is {log}")
-                running[pool.submit(work, job, run.recipe, run.source_path)] = run
-            if not running:
+        pause = ON_TERMINAL if in_place else FIRST_PAUSE
+        while self.todo or self.running:
+            self._start_ready(pool, workers)
+            if not self.running:
                 break
-            finished, _ = wait(running, pause, return_when=FIRST_COMPLETED)
+            finished, _ = wait(self.running, pause, return_when=FIRST_COMPLETED)
             pause = FIRST_PAUSE if finished else min(2 * pause, LONGEST_PAUSE)
             if in_place:
                 pause = ON_TERMINAL
-                turn = int(time.monotonic()) % len(running)
-                rewrite("" if finished else _progress(start_time, [list(running.values())[turn]]))
+                turn = int(time.monotonic()) % len(self.running)
+                shown = [list(self.running.values())[turn]]
+                rewrite("" if finished else _progress(self.start_time, shown))
             elif not finished:
-                say(_progress(start_time, running.values()))
+                say(_progress(self.start_time, self.running.values()))
             for future in finished:
-                run = running.pop(future)
-                done |= {run.name} if _report(run, future, start_time) else set()
-                if isinstance(future.exception(), BrokenProcessPool):
-                    todo.clear()  # the pool accepts no further runs
-    for run in todo:
-        why = "the time limit has passed" if timed_out else f"{run.init_from} is not finished"
-        say(f"{_at(start_time)} | {run.name}: not started: {why}")
-    return [run.name for run in chosen if run.name not in done]
+                self._end(future)
+
+    def _start_ready(self, pool: ProcessPoolExecutor, workers: int) -> None:
+        """Submits the runs whose source is finished, unless time is up."""
+        self.timed_out = time.monotonic() - self.start_time > self.options.seconds
+        job: Callable[[Recipe, Path | None], float] = train_one
+        if self.options.gpus_per_run > 1:
+            gpus, config = self.options.gpus_per_run, self.options.config
+            job = partial(train_launched, gpus=gpus, config=config)
+        ready = [
+            run for run in self.todo if not self.timed_out and run.init_from in {None, *self.done}
+        ]
+        # Submit no more runs than workers: a stopped worker must not start another run.
+        for run in ready[: workers - len(self.running)]:
+            self.todo.remove(run)
+            log = run.recipe.run_path / LOG_FILE
+            say(f"{_at(self.start_time)} | {run.name}: started; its log is {log}")
+            self.running[pool.submit(work, job, run.recipe, run.source_path)] = run
+
+    def _end(self, future: Future[float]) -> None:
+        """Reports a run that has ended."""
+        run = self.running.pop(future)
+        if _report(run, future, self.start_time):
+            self.done.add(run.name)
+        if isinstance(future.exception(), BrokenProcessPool):
+            self.todo.clear()  # the pool accepts no further runs
 
 
 def _check_requirements(chosen: Sequence[PlannedRun], options: argparse.Namespace) -> None:

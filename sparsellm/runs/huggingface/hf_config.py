@@ -130,37 +130,25 @@ def derive_recipe(path: Path, source: Path) -> Recipe:
             cannot hold; the message names it.
     """
     file = path / CONFIG_FILE
-    kind = read_json(file, REMEDY).get("model_type")
-    if kind not in [*ARCHITECTURES, *PUBLISHED]:
-        raise ValueError(
-            f"{file}: model_type {kind!r} is not supported; valid are "
-            + ", ".join([*ARCHITECTURES, *PUBLISHED])
-        )
-    config = read_config(path)
-    architecture = ARCHITECTURES[config.model_type]
-    values = config.to_dict()
-    if values["hidden_act"] not in ACTIVATIONS:
-        raise ValueError(
-            f"{file}: hidden_act {values['hidden_act']!r} is not supported; valid "
-            f"are {', '.join(ACTIVATIONS)}"
-        )
+    config = _supported_config(path)
+    architecture, values = ARCHITECTURES[config.model_type], config.to_dict()
     rope = dict(values["rope_parameters"])
-    model = {
+    context = min(
+        _CONTEXT, values["max_position_embeddings"], values.get("sliding_window") or _CONTEXT
+    )
+    model: dict[str, Any] = {
         "family": architecture.name,
         "rope_theta": rope.pop("rope_theta"),
         "vocab_size": values["vocab_size"],
         **{key: values[key] for key in _SAME_NAME},
+        "context_length": context,
     }
-    context = min(
-        _CONTEXT, values["max_position_embeddings"], values.get("sliding_window") or _CONTEXT
-    )
     name = hub_id(source)
-    tokenizer = f"{HF_PREFIX}{path.resolve() if name is None else name}"
     instead: dict[str, dict[str, Any]] = {
-        "model": {**model, "context_length": context},
+        "model": model,
         "ffn": {"activation": values["hidden_act"], "gated": architecture.gated},
         "sparsity": {"target_nnz": None, "l1_coefficient": 0.0},
-        "data": {"tokenizer": tokenizer},
+        "data": {"tokenizer": f"{HF_PREFIX}{path.resolve() if name is None else name}"},
         "train": {"global_batch_tokens": 512 * context},
     }
     run_name = (
@@ -168,20 +156,52 @@ def derive_recipe(path: Path, source: Path) -> Recipe:
     )
     overrides = [f"name='{run_name}'", f"description='{run_name}, from its config.json'"]
     try:
+        # First without fields of `model.huggingface`: only what differs from this is named there.
         plain = load_recipe(_BASE, overrides, instead)
-        usual = model_config(plain, eos_token_id=0).to_dict()
-        further = {
-            key: values[key]
-            for key in HuggingFaceFields.__annotations__
-            if key in values and values[key] != usual.get(key)
-        }
-        further["max_position_embeddings"] = values["max_position_embeddings"]
-        if "rope_parameters" in further:
-            further["rope_parameters"] = rope
-        instead["model"]["huggingface"] = further
+        model["huggingface"] = _further_fields(values, plain, rope)
         recipe = load_recipe(_BASE, overrides, instead)
         model_config(recipe, eos_token_id=0)  # refuses what transformers does not know
     except ValueError as error:
         raise ValueError(f"{file} cannot be made into a recipe: {error}") from error
     check_config(path, recipe, "that value cannot be carried by a recipe")
     return recipe
+
+
+def _supported_config(path: Path) -> transformers.PretrainedConfig:
+    """The configuration in a folder, if we have its family and its activation."""
+    file = path / CONFIG_FILE
+    # Read as plain JSON first: transformers' own error would not name the families that we have.
+    kind = read_json(file, REMEDY).get("model_type")
+    if kind not in [*ARCHITECTURES, *PUBLISHED]:
+        raise ValueError(
+            f"{file}: model_type {kind!r} is not supported; valid are "
+            + ", ".join([*ARCHITECTURES, *PUBLISHED])
+        )
+    config = read_config(path)
+    activation = config.to_dict()["hidden_act"]
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"{file}: hidden_act {activation!r} is not supported; valid "
+            f"are {', '.join(ACTIVATIONS)}"
+        )
+    return config
+
+
+def _further_fields(values: dict[str, Any], plain: Recipe, rope: dict[str, Any]) -> dict[str, Any]:
+    """What `model.huggingface` must say, since it is not as in a recipe without it.
+
+    Args:
+        values: of the configuration.
+        plain: the recipe without `model.huggingface`.
+        rope: the configuration's RoPE without its theta, which has a key of its own.
+    """
+    usual = model_config(plain, eos_token_id=0).to_dict()
+    further = {
+        key: values[key]
+        for key in HuggingFaceFields.__annotations__
+        if key in values and values[key] != usual.get(key)
+    }
+    further["max_position_embeddings"] = values["max_position_embeddings"]
+    if "rope_parameters" in further:
+        further["rope_parameters"] = rope
+    return further

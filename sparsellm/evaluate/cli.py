@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsellm import __version__
 from sparsellm.arguments import add_model, check_device, check_out, positive_int
@@ -88,75 +88,92 @@ def _check(options: argparse.Namespace) -> None:
     find_checkpoint(options.checkpoint)
 
 
+class _Loaded(NamedTuple):
+    """What an evaluation needs."""
+
+    evaluator: Evaluator
+    model: HFModel
+    tokenizer: Any
+    pretrained: Pretrained | None  # None: a model of Hugging Face's that is not ours
+    path: Path  # of the checkpoint
+    out: Path  # the JSON to write
+
+
 def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     with waiting("loading PyTorch, the tasks and the checkpoint"):
-        import torch
+        loaded = _load(options, accelerator)
+    from sparsellm.evaluate.scores import table
+    from sparsellm.ffn.inference_path.accelerate import accelerate_whole
 
-        from sparsellm.device import default_dtype, pick_device, refuse_sparse_without_gpu
-        from sparsellm.evaluate.evaluator import Evaluator
-        from sparsellm.evaluate.scores import table
-        from sparsellm.evaluate.suite import load_suite
-        from sparsellm.ffn.inference_path.accelerate import accelerate_whole
-        from sparsellm.runs.huggingface.find import find_checkpoint
-        from sparsellm.runs.huggingface.hf_folder import (
-            is_export,
-            is_hugging_face,
-            local_copy,
-            results_place,
-        )
-        from sparsellm.runs.huggingface.pretrained import load_pretrained, load_stock
-
-        folder = local_copy(options.checkpoint)  # before the tasks, which take longer
-        foreign = is_hugging_face(folder) and not is_export(folder)
-        path = folder if foreign else find_checkpoint(folder)
-        suite = load_suite()
-        names = _names(options.tasks)
-        place = results_place(options.checkpoint, path)
-        out = options.out or _beside(place, suite, names, options)
-        check_out(out)
-        device = accelerator.device if accelerator is not None else pick_device(options.device)
-        if options.kernels != "dense":
-            refuse_sparse_without_gpu(f"--kernels {options.kernels}", device, "leave --kernels out")
-        dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-        dtype = dtypes.get(options.dtype, default_dtype(device))
-        evaluator = Evaluator(
-            names=names,
-            data_dir=options.data_dir,
-            limit=options.limit,
-            batch_size=options.batch_size,
-            accelerator=accelerator,
-            show_progress=True,
-            log_samples=options.log_samples,
-            suite=suite,
-        )
-        ours = None if foreign else load_pretrained(path, device, dtype)
-        if ours:
-            # A special token in a row is text, as in training; no row of the suite has one.
-            model, tokenizer = ours.model, ours.stock_tokenizer(split_special_tokens=True)
-        else:
-            model, tokenizer = load_stock(str(options.checkpoint), path, device, dtype)
+    evaluator, pretrained = loaded.evaluator, loaded.pretrained
     if options.kernels != "dense":
-        accelerate_whole(model, options.kernels)
+        accelerate_whole(loaded.model, options.kernels)
     if accelerator is None or accelerator.is_main_process:
         tasks = counted(len(evaluator.tasks), "task")
         print(f"preparing the rows of {tasks}", file=sys.stderr, flush=True)
-    scores = evaluator.run(model, tokenizer)
-    if scores is None:
+    scores = evaluator.run(loaded.model, loaded.tokenizer)
+    if scores is None:  # the main rank has them
         return
-    trained = ours.trainer if ours else {}
+    trained = pretrained.trainer if pretrained else {}
     about = {
-        "checkpoint": str(path if ours else options.checkpoint),
+        "checkpoint": str(loaded.path if pretrained else options.checkpoint),
         "step": trained.get("step"),
         "tokens": trained.get("tokens"),
-        **_about(model, evaluator, options),
+        **_about(loaded.model, evaluator, options),
     }
     print(" | ".join(f"{key}: {value}" for key, value in about.items() if value is not None))
     print(table(scores, evaluator.suite), flush=True)
-    print(f"saved {_save(out, about, scores, evaluator)}")
+    print(f"saved {_save(loaded.out, about, scores, evaluator)}")
     if options.log_samples:
-        print(f"saved {_save_samples(out.with_suffix(''), evaluator)}/")
-    if ours:
-        _log_to_wandb(ours, scores)
+        print(f"saved {_save_samples(loaded.out.with_suffix(''), evaluator)}/")
+    if pretrained:
+        _log_to_wandb(pretrained, scores)
+
+
+def _load(options: argparse.Namespace, accelerator: Any) -> _Loaded:
+    """Loads the tasks and the model; what can be refused is refused before either."""
+    import torch
+
+    from sparsellm.device import default_dtype, pick_device, refuse_sparse_without_gpu
+    from sparsellm.evaluate.evaluator import Evaluator
+    from sparsellm.evaluate.suite import load_suite
+    from sparsellm.runs.huggingface.find import find_checkpoint
+    from sparsellm.runs.huggingface.hf_folder import (
+        is_export,
+        is_hugging_face,
+        local_copy,
+        results_place,
+    )
+    from sparsellm.runs.huggingface.pretrained import load_pretrained, load_stock
+
+    folder = local_copy(options.checkpoint)  # before the tasks, which take longer
+    foreign = is_hugging_face(folder) and not is_export(folder)
+    path = folder if foreign else find_checkpoint(folder)
+    suite, names = load_suite(), _names(options.tasks)
+    out = options.out or _beside(results_place(options.checkpoint, path), suite, names, options)
+    check_out(out)
+    device = accelerator.device if accelerator is not None else pick_device(options.device)
+    if options.kernels != "dense":
+        refuse_sparse_without_gpu(f"--kernels {options.kernels}", device, "leave --kernels out")
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    dtype = dtypes.get(options.dtype, default_dtype(device))
+    evaluator = Evaluator(
+        names=names,
+        data_dir=options.data_dir,
+        limit=options.limit,
+        batch_size=options.batch_size,
+        accelerator=accelerator,
+        show_progress=True,
+        log_samples=options.log_samples,
+        suite=suite,
+    )
+    if foreign:
+        stock = load_stock(str(options.checkpoint), path, device, dtype)
+        return _Loaded(evaluator, *stock, None, path, out)
+    pretrained = load_pretrained(path, device, dtype)
+    # A special token in a row is text, as in training; no row of the suite has one.
+    tokenizer = pretrained.stock_tokenizer(split_special_tokens=True)
+    return _Loaded(evaluator, pretrained.model, tokenizer, pretrained, path, out)
 
 
 def _names(text: str | None) -> list[str] | None:

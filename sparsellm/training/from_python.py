@@ -56,14 +56,7 @@ def train(
         raise ValueError("sparsellm.train must be called in the main thread, which gets signals")
     if resume and (fresh or init_from):
         raise ValueError("fresh and init_from start at step 0, and resume does not; give one")
-    if isinstance(recipe, Recipe):
-        if overrides or init_from:
-            raise ValueError(
-                "overrides and init_from change a recipe that is read by its name or path; a "
-                "Recipe is trained as it is"
-            )
-    else:
-        recipe = _read(str(recipe), dict(overrides or {}), init_from, fresh=fresh)
+    recipe = _resolved(recipe, dict(overrides or {}), init_from, fresh=fresh)
     from sparsellm.training.resume.start_checks import check_run
 
     if ranks.is_main():
@@ -71,19 +64,30 @@ def train(
         for line in lines:
             print(line, flush=True)
     with StopRequest() as stop:
+        # It loads torch. What can be refused without torch has been refused by now.
         from sparsellm.training import loop
 
         loop.train(recipe, stop, resume, fresh, init_from)
     return recipe.run_path
 
 
-def _read(name: str, overrides: dict[str, Any], init_from: Path | None, *, fresh: bool) -> Recipe:
+def _resolved(
+    recipe: str | Path | Recipe, overrides: dict[str, Any], init_from: Path | None, *, fresh: bool
+) -> Recipe:
+    """The recipe itself, or that of this name or path with its overrides."""
+    if isinstance(recipe, Recipe):
+        if overrides or init_from:
+            raise ValueError(
+                "overrides and init_from change a recipe that is read by its name or path; a "
+                "Recipe is trained as it is"
+            )
+        return recipe
     words = [f"{key}={_as_yaml(value)}" for key, value in overrides.items()]
     if init_from is None:
-        return load_recipe(name, words)
+        return load_recipe(str(recipe), words)
     from sparsellm.runs.huggingface.pretrained import recipe_for
 
-    return recipe_for(name, words, init_from, fresh=fresh)
+    return recipe_for(str(recipe), words, init_from, fresh=fresh)
 
 
 def _as_yaml(value: Any) -> str:

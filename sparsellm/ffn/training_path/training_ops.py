@@ -83,14 +83,7 @@ def sparse_ffn_training(  # noqa: PLR0917
         x_MK = x_MK.to(torch.get_autocast_dtype(device))
     x_MK = x_MK.contiguous() if order is None else in_order(x_MK, order)
     token_M = None if order is None else order.token_M
-    ready: tuple[Tensor | None, ...] = (None,) * 3
-    sums, quantised = ready, None
-    if shared is not None:
-        ready = (shared.weights.gate_NK, shared.weights.up_NK, shared.weights.down_NK)
-        sums, quantised = shared.sums or sums, shared.weights.quantised
-    elif fp8:
-        quantised = quantised_rows(w.first[0].to(x_MK.dtype))
-    tensors = FFNTensors(x_MK, *w[:3], token_M, *(quantised or (None, None)), *ready, *sums)
+    tensors = FFNTensors.of(x_MK, w, token_M, shared, fp8=fp8)
     arguments = (*tensors, capacity, ell_width, format, w.activation)
     if _needs_operators(tensors):
         outputs = torch.ops.sparsellm.sparse_ffn_training.default(*arguments)
@@ -117,6 +110,26 @@ class FFNTensors(NamedTuple):
     sum_gate_NK: Tensor | None  # `MatrixGradients`, all or none
     sum_up_NK: Tensor | None
     sum_down_NK: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        x_MK: Tensor,
+        w: FFNWeights,
+        token_M: Tensor | None,
+        shared: StepShared | None,
+        *,
+        fp8: bool,
+    ) -> "FFNTensors":
+        """The tensors of a call of `sparse_ffn_training`."""
+        ready: tuple[Tensor | None, ...] = (None,) * 3
+        sums, quantised = ready, None
+        if shared is not None:
+            ready = (shared.weights.gate_NK, shared.weights.up_NK, shared.weights.down_NK)
+            sums, quantised = shared.sums or sums, shared.weights.quantised
+        elif fp8:
+            quantised = quantised_rows(w.first[0].to(x_MK.dtype))
+        return cls(x_MK, *w[:3], token_M, *(quantised or (None, None)), *ready, *sums)
 
     @property
     def differentiable(self) -> tuple[Tensor | None, ...]:

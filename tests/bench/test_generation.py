@@ -54,7 +54,7 @@ def test_wrong_logits_are_not_timed(monkeypatch):
 
 def test_memory_is_counted_as_if_each_side_were_alone():
     timings = {
-        name: {"rates": [1.0], "first": [1.0], "peak": 100.0 * 2**20}
+        name: {"throughputs": [1.0], "first": [1.0], "peak": 100.0 * 2**20}
         for name in ("ours", "static", "eager")
     }
     records = generation._records({}, timings, (30 * 2**20, 10 * 2**20))

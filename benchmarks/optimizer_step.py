@@ -19,9 +19,9 @@ import torch
 
 from sparsellm.bench.record import Measurement, append, row
 from sparsellm.bench.train_runs import NO_GATE_RATE
-from sparsellm.processes.distributed import largest
 from sparsellm.processes.launched import one_node
 from sparsellm.recipe import load_recipe
+from sparsellm.sparsity.over_ranks import largest
 from sparsellm.training.optimization.optimizer import build_optimizer
 from sparsellm.training.run import Run, build_run, close_run
 

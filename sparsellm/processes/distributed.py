@@ -1,4 +1,4 @@
-"""What all ranks do at the same place: sum, agree, fail together; one process does it alone."""
+"""What all ranks do at the same place: agree, fail together; one process does it alone."""
 
 import time
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from sparsellm.processes.ranks import EndedByAnother
+from sparsellm.sparsity.over_ranks import any_rank, largest
 
 WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
 
@@ -34,26 +34,6 @@ class RankActivity:
     def seconds(self) -> float:
         """Seconds since the phase began."""
         return time.monotonic() - self.since
-
-
-def all_reduce_sum(tensor: Tensor) -> None:
-    """Sums over ranks, in place."""
-    if dist.is_initialized():
-        dist.all_reduce(tensor)
-
-
-def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether ``flag`` holds on any rank; also a barrier."""
-    return bool(largest(int(flag), device))
-
-
-def largest(value: int, device: torch.device) -> int:
-    """The largest of all ranks' values."""
-    if not dist.is_initialized():
-        return value
-    values = torch.tensor(value, device=device)
-    dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return int(values.item())
 
 
 class FailedTogether(RuntimeError):

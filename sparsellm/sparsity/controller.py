@@ -18,13 +18,9 @@ from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.module import Recorded, SparseFFN
 from sparsellm.sparsity.counts import StepCounts, StepNumbers
-from sparsellm.sparsity.kernel_choice import (
-    Group,
-    mean_costs,
-    on_any_rank,
-    reason_against_kernels,
-)
+from sparsellm.sparsity.kernel_choice import mean_costs, reason_against_kernels
 from sparsellm.sparsity.neurons import SparsityStats
+from sparsellm.sparsity.over_ranks import Group, any_rank
 from sparsellm.sparsity.target import TargetController
 
 _NEVER = 2**62  # columns: a capacity that nothing overflows
@@ -432,7 +428,7 @@ class SparsityController:
             reason = reason_against_kernels(k, n, device)
             if dtype != torch.bfloat16:
                 reason = f"the tokens are {dtype}; the sparse kernels train in torch.bfloat16"
-            if on_any_rank(reason is not None, device, self._group):
+            if any_rank(reason is not None, device, self._group):
                 self.dense_because = reason or "another rank cannot run the sparse kernels"
                 return
             call = Measured(tokens, k, n, ffn.gated, ffn.format, device.index or 0, fp8=ffn.fp8)

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats
-from sparsellm.sparsity.kernel_choice import Group
+from sparsellm.sparsity.over_ranks import Group, all_reduce_sum
 
 
 class _Slices(NamedTuple):
@@ -96,8 +95,7 @@ class StepCounts:
 
     def reduce(self, group: Group) -> None:
         """Sums over ranks, in place."""
-        if dist.is_initialized():
-            dist.all_reduce(self._buffer[self._num_layers :], group=group)
+        all_reduce_sum(self._buffer[self._num_layers :], group)
 
     def send(self) -> None:
         """Begins the copy to the host."""

@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.inference_ops import beyond_limits
-
-Group = dist.ProcessGroup | None  # None: all ranks
+from sparsellm.sparsity.over_ranks import Group, all_reduce_sum
 
 
 def reason_against_kernels(k: int, n: int, device: torch.device) -> str | None:
@@ -39,15 +38,6 @@ def mean_costs(
     costs = measure_training_costs(call, compiled=compiled, ordered=ordered)
     mean = torch.tensor(astuple(costs), dtype=torch.float64, device=device)
     if dist.is_initialized():
-        dist.all_reduce(mean, group=group)
+        all_reduce_sum(mean, group)
         mean /= dist.get_world_size(group)
     return Costs(*mean.tolist())
-
-
-def on_any_rank(flag: bool, device: torch.device, group: Group = None) -> bool:
-    """Whether ``flag`` holds on any rank; all ranks must call it."""
-    if not dist.is_initialized():
-        return flag
-    value = torch.tensor(int(flag), device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
-    return bool(value.item())

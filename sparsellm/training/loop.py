@@ -15,7 +15,7 @@ from sparsellm.data.loader import Bookmark
 from sparsellm.evaluate.in_training import check_evaluation
 from sparsellm.processes.banner import Machine, unused_gpus
 from sparsellm.processes.consensus import agreed_checkpoint, compare_environments, locked
-from sparsellm.processes.distributed import FailedTogether, RankActivity, any_rank, cause_of
+from sparsellm.processes.distributed import FailedTogether, RankActivity, cause_of
 from sparsellm.processes.peers import Peers
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import Recipe
@@ -27,6 +27,7 @@ from sparsellm.runs.telemetry.dashboard import check_wandb
 from sparsellm.runs.telemetry.metrics_log import MetricsLog
 from sparsellm.runs.telemetry.records import FailureRecord
 from sparsellm.runs.telemetry.session import this_session
+from sparsellm.sparsity.over_ranks import any_rank
 from sparsellm.training import rehearsal
 from sparsellm.training.measure import Measurements
 from sparsellm.training.meter import Meter, progress_line

@@ -9,7 +9,7 @@ from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.in_training import data_dir, with_remedy
 from sparsellm.evaluate.scores import table, to_record
 from sparsellm.model import HFModel, build_zero_model
-from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, any_rank, cause_of
+from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, cause_of
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs import state
 from sparsellm.runs.files import warn
@@ -20,6 +20,7 @@ from sparsellm.runs.telemetry.records import (
     ValidationRecord,
     read_lines,
 )
+from sparsellm.sparsity.over_ranks import any_rank
 from sparsellm.training.optimization.schedule import measurements_due
 from sparsellm.training.run import Run
 from sparsellm.waiting import rewrite

@@ -13,9 +13,9 @@ import torch
 from accelerate import Accelerator
 
 from sparsellm.ffn.training_path.capacity import SHRUNK_STEPS
-from sparsellm.processes.distributed import largest
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.estimate import estimate_memory
+from sparsellm.sparsity.over_ranks import largest
 
 ROOM = 0.9  # share of a device's memory that a step may need; the rest is left to the allocator
 MAX_GROWTH = 4  # times the first size

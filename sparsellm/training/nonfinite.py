@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch.distributed.tensor import DTensor
 
-from sparsellm.processes.distributed import any_rank
 from sparsellm.runs import checkpoint, state
+from sparsellm.sparsity.over_ranks import any_rank
 from sparsellm.training.counting.counters import StepReading
 from sparsellm.training.objective import reshard
 from sparsellm.training.run import Run

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from sparsellm.data.loader import Bookmark
-from sparsellm.processes.distributed import any_rank
+from sparsellm.sparsity.over_ranks import any_rank
 from sparsellm.training import micro_batch, step
 from sparsellm.training.counting.kernel_policy import each_path
 from sparsellm.training.objective import total_loss

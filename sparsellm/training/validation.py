@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsellm.processes.distributed import agree, all_reduce_sum, largest
+from sparsellm.processes.distributed import agree
+from sparsellm.sparsity.over_ranks import all_reduce_sum, largest
 from sparsellm.training.objective import IGNORED_TARGET, reshard
 
 

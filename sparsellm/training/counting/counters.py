@@ -19,12 +19,12 @@ from torch import Tensor
 
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS
-from sparsellm.processes.distributed import all_reduce_sum
 from sparsellm.runs.telemetry.metrics import LayerMetric, Metric
 from sparsellm.runs.telemetry.records import (
     KernelStats,
     StepStats,
 )
+from sparsellm.sparsity.over_ranks import all_reduce_sum
 from sparsellm.training.counting.layout import CounterLayout
 from sparsellm.training.counting.statistics import step_stats
 from sparsellm.training.objective import LossSums

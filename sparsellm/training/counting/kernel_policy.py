@@ -15,9 +15,9 @@ from sparsellm.device import device_name, refuse_sparse_without_gpu
 from sparsellm.ffn.dispatch import SPARSE_BELOW, Costs, Measured
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import Ramp
-from sparsellm.processes.distributed import any_rank
 from sparsellm.recipe import Recipe
 from sparsellm.sparsity.kernel_choice import mean_costs, reason_against_kernels
+from sparsellm.sparsity.over_ranks import any_rank
 
 
 def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) -> str | None:

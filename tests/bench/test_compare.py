@@ -20,7 +20,7 @@ def squares(monkeypatch):
     section = page.split("## A benchmark\n", 1)[1]
     [code, *_] = re.findall(r"^ {4}```python\n(.*?)^ {4}```", section, re.DOTALL | re.MULTILINE)
     monkeypatch.setattr(compare, "gpu", lambda name: torch.device("cpu"))
-    names = {**vars(compare), "Side": timing.Side, "torch": torch}
+    names = {**vars(compare), "Configuration": timing.Configuration, "torch": torch}
     exec(textwrap.dedent(code), names)
     return names["measure"]
 

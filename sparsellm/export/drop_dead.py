@@ -5,7 +5,7 @@ every measured token can be removed: on those tokens the outputs stay the same u
 summation. On other text it might be active; the report bounds how often.
 
 Silence is measured with the weights that are exported, in the type in which they are exported, on
-held-out text. Training's own counters (statistics.py) cannot be used: the weights changed during
+held-out text. Training's own counters (counters.py) cannot be used: the weights changed during
 their window, so a neuron that was silent then may be active now.
 
 Hugging Face's format has one intermediate_size for all layers, so the layer with the most neurons

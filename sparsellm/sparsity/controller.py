@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.module import Recorded, SparseFFN
-from sparsellm.sparsity.counts import StepCounts, StepNumbers
+from sparsellm.sparsity.counts import SparsityStats, StepCounts, StepNumbers, nnz_statistics
 from sparsellm.sparsity.kernel_choice import mean_costs, reason_against_kernels
-from sparsellm.sparsity.neurons import SparsityStats
 from sparsellm.sparsity.over_ranks import Group, any_rank
 from sparsellm.sparsity.target import TargetController
 
@@ -243,7 +242,7 @@ class SparsityController:
         if self._last is None or self._neurons is None:
             return None
         numbers, num_layers = self._read(), len(self.ffns)
-        median, p99, largest = self._last.nnz_percentiles(50, 99, 100)
+        nnz = nnz_statistics(self._last.histogram_LC.cpu().numpy())
         dead_LN = self._neurons.dead_LN().cpu()
         sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
         return SparsityStatistics(
@@ -251,10 +250,7 @@ class SparsityController:
             num_tokens=numbers.num_tokens,
             l1=sum(numbers.l1_L) / num_layers,
             l1_coefficient=self._last_l1,
-            nnz_mean=numbers.nnz_L,
-            nnz_p50=median,
-            nnz_p99=p99,
-            nnz_max=largest,
+            **nnz._asdict(),
             dead_fraction=[
                 int(dead_N[:size].sum()) / size for dead_N, size in zip(dead_LN, sizes, strict=True)
             ],

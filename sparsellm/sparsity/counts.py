@@ -1,6 +1,7 @@
-"""What the micro-batches of a step count: on the device, summed over ranks once.
+"""What is counted of neurons: in a step, and since each of them was last active.
 
-All counters are slices of one float64 buffer, which adds integers exactly up to 2^53.
+It is counted on the device, over all ranks and never twice. A step's counters are slices of one
+float64 buffer, which adds integers exactly up to 2^53; they are summed over ranks once.
 
 L layers, M tokens of a micro-batch, N neurons of the widest layer, C = N + 1: the numbers of
 non-zeros that a token can have.
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats
@@ -120,18 +122,101 @@ class StepCounts:
             largest_union_L=at.largest_union_L.long().tolist(),
         )
 
-    def nnz_percentiles(self, *percents: int) -> list[list[int]]:
-        """`percentile` of the non-zeros per token, for each percentage. Waits for the device."""
-        cumulative_LC = self.histogram_LC.cpu().numpy().astype(np.int64).cumsum(1)
-        return [percentile(cumulative_LC, percent) for percent in percents]
+
+class NnzStatistics(NamedTuple):
+    """The non-zeros per token of each layer."""
+
+    nnz_mean: list[float]
+    nnz_p50: list[int]
+    nnz_p99: list[int]
+    nnz_max: list[int]
 
 
-def percentile(cumulative_LC: np.ndarray, percent: int) -> list[int]:
-    """Nearest rank: the smallest count that ``percent`` of the tokens do not exceed, by layer.
+def nnz_statistics(histogram_LC: NDArray[np.integer | np.floating]) -> NnzStatistics:
+    """Mean, percentiles and maximum of the non-zeros per token, by layer.
+
+    A percentile is the nearest rank: the smallest count that so many percent of the tokens do not
+    exceed; the maximum is that of 100 percent.
 
     Args:
-        cumulative_LC: number of tokens with at most so many non-zeros.
-        percent: 1 to 100.
+        histogram_LC: number of tokens with each number of non-zeros, whole numbers.
     """
-    num_tokens = cumulative_LC[0, -1]
-    return (cumulative_LC < (num_tokens * percent + 99) // 100).sum(1).tolist()  # type: ignore
+    tokens_LC = histogram_LC.astype(np.int64, copy=False)
+    num_tokens, counts_C = tokens_LC[0].sum(), np.arange(tokens_LC.shape[1])
+    cumulative_LC = tokens_LC.cumsum(1)
+    ranks = [(num_tokens * percent + 99) // 100 for percent in (50, 99, 100)]
+    percentiles = [(cumulative_LC < rank).sum(1).tolist() for rank in ranks]
+    return NnzStatistics(((tokens_LC * counts_C).sum(1) / num_tokens).tolist(), *percentiles)
+
+
+class SparsityStats:
+    """How long each neuron has been silent, and how often it was active in the last window.
+
+    Args:
+        num_layers: L.
+        intermediate_size: N.
+        window_tokens: a neuron silent for at least this many tokens is dead.
+        device: where the numbers live.
+    """
+
+    def __init__(
+        self, num_layers: int, intermediate_size: int, window_tokens: int, device: torch.device
+    ) -> None:
+        self.window_tokens = window_tokens
+        shape = (num_layers, intermediate_size)
+
+        def zeros(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int64, device=device)
+
+        # All steps, all ranks; saved with the checkpoint.
+        self.silent_tokens_LN = zeros(*shape)
+        self.window_fired_LN = zeros(*shape)
+        self.window_seen_tokens = zeros()
+        self.activity_LN = zeros(*shape)  # of the last complete window
+        self.activity_tokens = zeros()
+
+    @torch.no_grad()
+    def advance(self, active_LN: Tensor, num_tokens: int | Tensor, refused: Tensor) -> None:
+        """Adds a step, unless it is refused; the host does not wait for that.
+
+        Args:
+            active_LN: number of tokens, of all ranks, for which each neuron was active.
+            num_tokens: of the step, over all ranks.
+            refused: (), not zero if the step does not count.
+        """
+        accepted = refused == 0
+        active_LN, tokens = (active_LN * accepted).long(), accepted * num_tokens
+        silent = active_LN == 0
+        self.silent_tokens_LN = torch.where(silent, self.silent_tokens_LN + tokens, 0)
+        self.window_fired_LN += active_LN
+        self.window_seen_tokens += tokens
+        # No branch: the host would wait here for the device, and the GPU then for the host.
+        complete = self.window_seen_tokens >= self.window_tokens
+        for last, window in (
+            (self.activity_LN, self.window_fired_LN),
+            (self.activity_tokens, self.window_seen_tokens),
+        ):
+            last.copy_(torch.where(complete, window, last))
+            window.masked_fill_(complete, 0)
+
+    def dead_LN(self) -> Tensor:
+        """(L, N) bool: neurons that have been silent for at least `window_tokens`."""
+        return self.silent_tokens_LN >= self.window_tokens
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a resumed run goes on from."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restores a `state_dict`, on this device."""
+        for name in _STATE:
+            getattr(self, name).copy_(state[name])
+
+
+_STATE = (
+    "silent_tokens_LN",
+    "window_fired_LN",
+    "window_seen_tokens",
+    "activity_LN",
+    "activity_tokens",
+)

@@ -32,7 +32,7 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
 from sparsellm.runs.telemetry.metrics_log import MetricsLog
 from sparsellm.runs.telemetry.records import Parent, Record
-from sparsellm.sparsity.neurons import SparsityStats
+from sparsellm.sparsity.counts import SparsityStats
 from sparsellm.sparsity.target import TargetController
 from sparsellm.training.counting.counters import SkippedSteps, StepReading
 from sparsellm.training.counting.kernel_policy import described_costs, set_up_kernels

@@ -24,7 +24,7 @@ from sparsellm.runs.telemetry.records import (
     read_lines,
     read_metrics,
 )
-from sparsellm.sparsity.neurons import SparsityStats
+from sparsellm.sparsity.counts import SparsityStats
 from sparsellm.training.counting import counters as counters_module
 from sparsellm.training.counting.counters import Counters, SkippedSteps
 from sparsellm.training.counting.layout import CounterLayout

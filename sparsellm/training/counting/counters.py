@@ -24,9 +24,9 @@ from sparsellm.runs.telemetry.records import (
     KernelStats,
     StepStats,
 )
+from sparsellm.sparsity.counts import nnz_statistics
 from sparsellm.sparsity.over_ranks import all_reduce_sum
 from sparsellm.training.counting.layout import CounterLayout
-from sparsellm.training.counting.statistics import step_stats
 from sparsellm.training.objective import LossSums
 
 Values = TypeVar("Values")
@@ -196,9 +196,12 @@ class Counters:
         num_sequences_C, epochs_C = at.flags[2:].reshape(2, -1)
         refused, sparsity = bool(at.refused[0]), None
         if len(copy) > layout.num_read and not refused:
-            histogram_LC = copy[layout.num_read :].reshape(num_layers, -1)
-            sparsity = step_stats(
-                histogram_LC, nnz_LP, at.dead_L, layout.position_tokens_P, layout.nnz_edges
+            histogram_LC = copy[layout.num_read :].reshape(num_layers, -1).astype(np.int64)
+            sparsity = StepStats(
+                **nnz_statistics(histogram_LC)._asdict(),
+                dead_fraction=(at.dead_L / layout.num_neurons).tolist(),
+                nnz_by_position=(nnz_LP / layout.position_tokens_P).tolist(),
+                nnz_histogram=np.add.reduceat(histogram_LC.sum(0), layout.nnz_edges).tolist(),
             )
         sums = np.split(at.metrics, np.cumsum(layout.metric_sizes)[:-1])
         metrics = zip(layout.counters, sums, layout.divisors, strict=True)

@@ -16,9 +16,11 @@ from sparsellm.ffn.types import ELEMENTS, MAX_NEURONS, MAX_TOKENS, FFNWeights
 
 
 def _sparse_ffn(x_MK: Tensor, *arguments: Any) -> Tensor:
-    gate_NK, up_NK, down_NK, *others, quantised_NK, scale_N, dispatch, token_M = arguments
+    gate_NK, up_NK, down_NK, *biases_and_formula, quantised_NK, scale_N, dispatch, token_M = (
+        arguments
+    )
     quantised = quantised_from(quantised_NK, scale_N)
-    w = FFNWeights(gate_NK, up_NK, down_NK.t(), *others)
+    w = FFNWeights(gate_NK, up_NK, down_NK.t(), *biases_and_formula)
     w = w._replace(quantised=quantised, down_NK=down_NK)
     if x_MK.is_cuda:
         return _on_cuda(x_MK, w, dispatch, token_M)

@@ -86,15 +86,15 @@ def test_accelerating_takes_no_memory_and_restoring_gives_the_layout_back(model,
 
 def test_a_model_made_in_inference_mode_too(model):
     with torch.inference_mode():
-        made = copy.deepcopy(model)
-        expected = made(TOKENS).logits
-    before = num_bytes(made)
-    assert len(sparsellm.accelerate(made).accelerated) == 2
-    assert num_bytes(made) == before
+        model_copy = copy.deepcopy(model)
+        expected = model_copy(TOKENS).logits
+    before = num_bytes(model_copy)
+    assert len(sparsellm.accelerate(model_copy).accelerated) == 2
+    assert num_bytes(model_copy) == before
     with torch.no_grad():
-        torch.testing.assert_close(made(TOKENS).logits, expected, rtol=2e-2, atol=2e-2)
-    sparsellm.restore(made)
-    assert made.get_parameter(DOWN).is_contiguous()
+        torch.testing.assert_close(model_copy(TOKENS).logits, expected, rtol=2e-2, atol=2e-2)
+    sparsellm.restore(model_copy)
+    assert model_copy.get_parameter(DOWN).is_contiguous()
 
 
 def test_files_hold_the_weights_as_they_were(model, tmp_path):
@@ -140,12 +140,12 @@ def test_weights_that_are_loaded_are_computed_with(model, assign):
     before = num_bytes(model)
     model.load_state_dict(other, assign=assign)
     with torch.no_grad():
-        found = model(TOKENS).logits
+        actual = model(TOKENS).logits
         assert num_bytes(model) == before
         assert is_transposed(model.get_parameter(DOWN))
         assert same(model.state_dict(), other)
         sparsellm.restore(model)
-        torch.testing.assert_close(found, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(actual, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
 
 
 def test_an_accelerated_model_trains_as_the_plain_one(model):
@@ -163,9 +163,9 @@ def test_an_accelerated_model_trains_as_the_plain_one(model):
     assert is_transposed(model.get_parameter(DOWN))
     model.eval()
     with torch.no_grad():
-        found = model(TOKENS).logits
+        actual = model(TOKENS).logits
         sparsellm.restore(model)
-        torch.testing.assert_close(found, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(actual, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
 
 
 def test_layers_that_share_their_weights_and_ffns_within_a_layer(model):
@@ -197,9 +197,9 @@ def test_layers_that_share_their_weights_and_ffns_within_a_layer(model):
 
 def test_compiled_code_reads_a_weight_of_any_layout():
     weight = torch.randn(16, 24)
-    found = torch.compile(transposed_in_place, backend="eager", fullgraph=True)(weight)
-    assert found.is_contiguous()
-    assert torch.equal(found, weight.t())
+    actual = torch.compile(transposed_in_place, backend="eager", fullgraph=True)(weight)
+    assert actual.is_contiguous()
+    assert torch.equal(actual, weight.t())
     assert weight.is_contiguous()  # a graph changes nothing
 
 

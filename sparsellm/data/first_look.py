@@ -29,10 +29,10 @@ def check_text(data: DataConfig, context_length: int, validates: bool) -> list[s
         return []
     if validates:
         validated(corpora, tokenizer, context_length)
-    return [line for corpus in corpora for line in _told(corpus, tokenizer)]
+    return [line for corpus in corpora for line in _lines_about(corpus, tokenizer)]
 
 
-def _told(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
+def _lines_about(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
     """The number of documents, if there are few, and a warning of a separator within them."""
     count = 0
     lines: list[str] = []

@@ -122,8 +122,8 @@ def is_whole(shard: Shard, path: Path, tokenizer: Tokenizer) -> bool:
         about = read_about(path)
     except (FileNotFoundError, ValueError):
         return False
-    made_with = (about["tokenizer"], about.get("eot_id"))
-    same_ids = made_with == (tokenizer.identity, tokenizer.eot_id)
+    tokenizer_ids = (about["tokenizer"], about.get("eot_id"))
+    same_ids = tokenizer_ids == (tokenizer.identity, tokenizer.eot_id)
     return same_ids and about["identity"] == identity(shard)
 
 

@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 
 import sparsellm
 from sparsellm.data.text.corpus import Corpus
-from sparsellm.data.text.identity import seen_here
+from sparsellm.data.text.identity import file_identities
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.device import device_name
 from sparsellm.processes.distributed import together
@@ -89,7 +89,7 @@ def compare_files(
     """
     if accelerator.num_processes == 1:
         return
-    contents, times = seen_here(shard for c in corpora for shard in (*c.train, *c.validation))
+    contents, times = file_identities(shard for c in corpora for shard in (*c.train, *c.validation))
     contents["the tokenizer"] = f"{tokenizer.identity}, end of document {tokenizer.eot_id}"
     # Of many files the ranks exchange one hash, and the list only where that differs.
     if _differing({"files": short_hash(contents)}):

@@ -107,7 +107,7 @@ class Peers:
 
     def _send_beat(self) -> None:
         self._count += 1
-        beat = Beat.own(
+        beat = Beat.of_this_process(
             rank=self._rank,
             count=self._count,
             phase=self._activity.phase,

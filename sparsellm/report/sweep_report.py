@@ -145,7 +145,7 @@ def draw_sweep(sweep: SweepData) -> tuple[str, list[str]]:
             if panel.from_zero:
                 drawing.from_zero(axes)
         drawing.legend_beside(figure, places[: len(shown)])
-        return drawing.svg_text(figure, TITLE, sweep.taken_on), missing
+        return drawing.svg_text(figure, TITLE, sweep.measured_on), missing
 
 
 def _loss(losses: list[float]) -> str:

@@ -83,7 +83,7 @@ class SweepData:
     groups: list[Group]
 
     @property
-    def taken_on(self) -> str:
+    def measured_on(self) -> str:
         """Devices and commits of the runs' processes, as figures state them."""
         sessions = [s for g in self.groups for run in g.runs for s in run.sessions]
         devices = dict.fromkeys(f"{s['ranks']}× {s['device']}" for s in sessions)

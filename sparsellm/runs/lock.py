@@ -43,7 +43,7 @@ class HostProcess(BaseModel):
     namespace: str = ""  # of process numbers: containers of one host may have their own
 
     @classmethod
-    def own(cls, **further: Any) -> Self:
+    def of_this_process(cls, **further: Any) -> Self:
         """This process, with the further fields of a subclass."""
         created, host = psutil.Process().create_time(), socket.gethostname()
         return cls(host=host, pid=os.getpid(), created=created, namespace=_namespace(), **further)
@@ -78,7 +78,9 @@ class Presence(HostProcess):
     @classmethod
     def within(cls, run_path: Path, training: str) -> Presence:
         """This process, which trains in an existing folder; ``training`` is the id."""
-        return cls.own(id=training, folder=str(run_path.resolve()), inode=run_path.stat().st_ino)
+        return cls.of_this_process(
+            id=training, folder=str(run_path.resolve()), inode=run_path.stat().st_ino
+        )
 
     def is_of(self, run_path: Path) -> bool:
         """Whether it is about this folder, and not about one that was copied to here."""

@@ -76,7 +76,7 @@ def write_pieces(path: Path, pieces: Iterable[memoryview]) -> FileEntry:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes ``manifest.json``; the folder is then complete."""
     content = manifest.model_dump(mode="json")
-    content["xxh3_128"] = _own_hash(content)
+    content["xxh3_128"] = _content_hash(content)
     path = folder / MANIFEST_FILE
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     fsync(path)
@@ -91,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_FILE
     content = read_json(path, REMEDY)
-    if content.pop("xxh3_128", None) != _own_hash(content):
+    if content.pop("xxh3_128", None) != _content_hash(content):
         raise damaged(path, "its hash differs", REMEDY)
     return validate(Manifest, content, str(path), remedy=REMEDY)
 
@@ -106,7 +106,7 @@ def files_like(folder: Path, pattern: str) -> list[Path]:
     return [folder / name for name in sorted(fnmatch.filter(files, pattern))]
 
 
-def _own_hash(content: dict[str, Any]) -> str:
+def _content_hash(content: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode("utf-8"))
 
 

@@ -86,7 +86,7 @@ class Saver:
             texts[checkpoint.TRAINER_FILE] = (json.dumps(trainer, indent=1) + "\n").encode()
             texts[checkpoint.RECIPE_FILE] = snapshot.recipe_yaml.encode()
             texts |= snapshot.files
-        tensors = self._own_tensors(snapshot)
+        tensors = self._rank_tensors(snapshot)
         skipped = int(snapshot.trainer.get("skipped_in_a_row", 0))
         self.failed = False
         self._pending = self._thread.submit(self._save, snapshot.step, skipped, texts, tensors)
@@ -110,7 +110,7 @@ class Saver:
         self._thread.shutdown()
         self._copier.close()
 
-    def _own_tensors(self, snapshot: Snapshot) -> dict[str, dict[str, Part]]:
+    def _rank_tensors(self, snapshot: Snapshot) -> dict[str, dict[str, Part]]:
         """What this rank writes into its tensor files, by their names; copies in host memory."""
         kinds = {checkpoint.MODEL: snapshot.model, checkpoint.OPTIMIZER: snapshot.optimizer}
         tensors = {(kind, name): t for kind, state in kinds.items() for name, t in state.items()}

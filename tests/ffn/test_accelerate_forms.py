@@ -28,7 +28,7 @@ from transformers import (
 
 import sparsellm
 from sparsellm.ffn.inference_path.discover import Formula, Unsupported
-from sparsellm.ffn.inference_path.formula import own_formulas
+from sparsellm.ffn.inference_path.formula import activation_formulas
 from sparsellm.ffn.types import ELEMENTS
 
 K, N = 32, 48
@@ -203,16 +203,16 @@ def test_an_activation_is_read_from_all_its_values(activation, read, element):
     like = torch.empty(0, dtype=element)
     if read is None:
         with pytest.raises(Unsupported, match=r"its activation is .*, not ReLU or ReLU²"):
-            own_formulas(activation, like)
+            activation_formulas(activation, like)
     else:
-        assert own_formulas(activation, like) == [Formula(read[0], False, read[1])]
+        assert activation_formulas(activation, like) == [Formula(read[0], False, read[1])]
 
 
 def test_a_threshold_is_one_of_its_types_numbers():
     for element in (*ELEMENTS, torch.float32):
         like = torch.tensor(0.1, dtype=element)  # to which torch rounds it before it compares
         for name, act in (("relu", FATReLU(0.1)), ("relu2", lambda x: FATReLU(0.1)(x).square())):
-            assert own_formulas(act, like) == [Formula(float(like), False, name)]
+            assert activation_formulas(act, like) == [Formula(float(like), False, name)]
 
 
 @pytest.mark.parametrize(("loud", "is_accelerated"), [(50.0, True), (3e4, False)])

@@ -138,10 +138,10 @@ def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkey
         DataConfig(corpus="local", files=[str(paths[0])], validation_files=[str(paths[1])])
     )
     shards = [*corpora[0].train, *corpora[0].validation]
-    contents, times = identity.seen_here(shards)
+    contents, times = identity.file_identities(shards)
     assert list(contents) == list(times) == [str(path) for path in paths]
     paths[1].unlink()
-    assert identity.seen_here(shards)[0][str(paths[1])] == "No such file or directory"
+    assert identity.file_identities(shards)[0][str(paths[1])] == "No such file or directory"
 
     def gather(everyone):
         [entry] = everyone

@@ -245,7 +245,7 @@ def _hub(name: str, config: HubCorpus) -> Corpus:
 def _files(name: str, config: FilesCorpus, path: Path, replaced_keys: Set[str]) -> Corpus:
     """``replaced_keys``: the keys of the YAML at ``path`` that the recipe's ``data`` replaces."""
 
-    def found(key: str, patterns: list[str]) -> dict[str, str]:
+    def files_of(key: str, patterns: list[str]) -> dict[str, str]:
         where = f"data.{key}" if key in replaced_keys else f"{path}: {key}"
         corpus_folder = str(
             path.resolve().parent
@@ -253,7 +253,7 @@ def _files(name: str, config: FilesCorpus, path: Path, replaced_keys: Set[str]) 
         return expand([p.replace("${CORPUS_DIR}", corpus_folder) for p in patterns], where, key)
 
     # Several globs may cover several layouts; together they must match something.
-    train = found("files", config.files)
+    train = files_of("files", config.files)
     separator = config.document_separator
 
     def shards_of(files: dict[str, str]) -> tuple[Shard, ...]:
@@ -268,7 +268,7 @@ def _files(name: str, config: FilesCorpus, path: Path, replaced_keys: Set[str]) 
     if config.validation_fraction:
         return Corpus(name, *hold_out(shards, config.validation_fraction))
     if config.validation_files:
-        held_out = found("validation_files", config.validation_files)
+        held_out = files_of("validation_files", config.validation_files)
         overlap = held_out.keys() & train.keys()
         if overlap:
             shared_file = min(held_out[file] for file in overlap)

@@ -132,7 +132,7 @@ def witness(shards: tuple[Shard, ...]) -> str | None:
     return f"{'contents' if whole else 'times'} {digest.hexdigest()}"
 
 
-def seen_here(shards: Iterable[Shard]) -> tuple[dict[str, str], dict[str, str]]:
+def file_identities(shards: Iterable[Shard]) -> tuple[dict[str, str], dict[str, str]]:
     """What this process sees of each local file, for a comparison with other nodes.
 
     Returns:

@@ -31,7 +31,7 @@ class SeparatedReader(ShardReader):
                 raise damaged(shard.url, error) from error
             self._file = io.BytesIO(content)
         self._size = self._file.seek(0, 2)
-        self._known = (0, 0)  # between these places no document begins but at the second one
+        self._gap = (0, 0)  # between these places no document begins but at the second one
         self.num_blocks = -(-self._size // BLOCK_BYTES)
 
     def read(self, block: int) -> _Documents:
@@ -43,20 +43,20 @@ class SeparatedReader(ShardReader):
         """Where the first document at or after a place begins; the end of the file if none does."""
         if place == 0:
             return 0
-        if self._known[0] <= place <= self._known[1]:
-            return self._known[1]
+        if self._gap[0] <= place <= self._gap[1]:
+            return self._gap[1]
         # The separator before it may begin earlier.
         at, rest = max(place - len(self._separator), 0), b""
         self._file.seek(at)
         while data := self._file.read(BLOCK_BYTES):
             rest += data
             if (index := rest.find(self._separator)) >= 0:
-                self._known = (place, at + index + len(self._separator))
-                return self._known[1]
+                self._gap = (place, at + index + len(self._separator))
+                return self._gap[1]
             at += len(rest)
             rest = rest[-len(self._separator) + 1 :] if len(self._separator) > 1 else b""
             at -= len(rest)
-        self._known = (place, self._size)
+        self._gap = (place, self._size)
         return self._size
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from sparsellm.ffn.inference_path.discover import (
     find_ffns,
     foreign_ffn,
 )
-from sparsellm.ffn.inference_path.formula import formula_of, own_formulas
+from sparsellm.ffn.inference_path.formula import activation_formulas, formula_of
 from sparsellm.ffn.inference_path.memory_layout import move
 from sparsellm.ffn.inference_path.replace import (
     put_back,
@@ -224,7 +224,7 @@ def _accepted(foreign: ForeignFFN, threshold: float, *, fp8: bool) -> Formula:
         Unsupported: they do not support it; the message says why.
     """
     activation, up_NK = activation_of(foreign.owner), foreign.ffn.up.weight
-    own_formulas(activation, like=up_NK)
+    activation_formulas(activation, like=up_NK)
     check_weights_of(foreign.ffn)
     formula = formula_of(foreign, activation)
     if fp8 and (reason := unsupported(up_NK.device)):

@@ -21,7 +21,7 @@ class Derived:
     def __init__(
         self, module: nn.Module, compute: Callable[..., dict[str, Tensor]], *weights: Tensor
     ) -> None:
-        self._compute, self._seen = compute, _seen(weights)
+        self._compute, self._versions = compute, _versions_of(weights)
         buffers = compute(*weights)
         self._names = list(buffers)
         # A buffer moves with the module, and a non-persistent one is not saved with it.
@@ -30,7 +30,7 @@ class Derived:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the weights: those of a copy, on disk too, count their versions anew."""
-        return {**vars(self), "_seen": []}
+        return {**vars(self), "_versions": []}
 
     def update(self, module: nn.Module, *weights: Tensor) -> None:
         """Computes the buffers again if the weights have changed, as by an optimizer's step."""
@@ -39,13 +39,13 @@ class Derived:
         with torch.inference_mode():  # a buffer made in inference mode can be written only there
             for name, tensor in self._compute(*weights).items():
                 module.get_buffer(name).copy_(tensor)
-        self._seen = _seen(weights)
+        self._versions = _versions_of(weights)
 
     def _are_of(self, weights: tuple[Tensor, ...]) -> bool:
-        for (weight, version), now in zip(self._seen, weights, strict=False):
+        for (weight, version), now in zip(self._versions, weights, strict=False):
             if weight is not now or (version is not None and version != now._version):
                 return False
-        return bool(self._seen)
+        return bool(self._versions)
 
     def remove(self, module: nn.Module) -> None:
         """Takes the buffers from the module, if it has them."""
@@ -54,7 +54,7 @@ class Derived:
                 delattr(module, name)
 
 
-def _seen(weights: tuple[Tensor, ...]) -> list[tuple[Tensor, int | None]]:
+def _versions_of(weights: tuple[Tensor, ...]) -> list[tuple[Tensor, int | None]]:
     # The version changes with the weight, except through `.data`. One of inference mode has none.
     return [(weight, None if weight.is_inference() else weight._version) for weight in weights]
 

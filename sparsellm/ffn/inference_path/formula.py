@@ -52,7 +52,7 @@ def formula_of(foreign: ForeignFFN, activation: Activation | None) -> Formula:
     return formula
 
 
-def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
+def activation_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
     """The formulas of an FFN with this activation; all formulas if the module names none.
 
     Args:
@@ -85,7 +85,7 @@ def _formula_on(
         raise Unsupported(f"its forward overflows {y.dtype} on every random token")
     if not y.any():
         raise Unsupported("its forward gives zero for every token that was tried")
-    candidates = own_formulas(activation, like=x)
+    candidates = activation_formulas(activation, like=x)
     if ffn.gate is not None:
         candidates += [formula._replace(relu_up=True) for formula in candidates]
     errors = [relative_error(y, fatrelu_ffn(x, ffn.weights(formula))) for formula in candidates]

@@ -80,8 +80,9 @@ def put_back(module: nn.Module) -> None:
 def _forward(module: nn.Linear, x: Tensor) -> Tensor:
     weight_NK, bias_N = module.weight, module.bias
     gradient = torch.is_grad_enabled() and (x.requires_grad or weight_NK.requires_grad)
-    own_type = x.dtype == weight_NK.dtype and x.dtype in ELEMENTS  # after `model.float()` it is not
-    if gradient or module.training or not own_type:
+    # After `model.float()` the types differ.
+    same_type = x.dtype == weight_NK.dtype and x.dtype in ELEMENTS
+    if gradient or module.training or not same_type:
         move(weight_NK, x.device)
         return nn.Linear.forward(module, x)
     derived: Derived = vars(module)[_INSTALLED]

@@ -165,7 +165,7 @@ class _Prepared:
         self.config.attributes = ctypes.pointer(self._attribute)
         self.config.num_attributes = kernel.may_overlap
         self.grid = self.config.grid  # the same memory
-        self.given = (
+        self.arguments = (
             ctypes.addressof(self.config),
             kernel.function.ptr,
             ctypes.addressof(self._pointers),
@@ -250,7 +250,7 @@ class Kernel:
         if not _local.entered:  # this may be a thread's first CUDA call, as in autograd's threads
             _enter_context()
             _local.entered = True
-        result = _launcher()(*prepared.given)
+        result = _launcher()(*prepared.arguments)
         if result != 0:
             raise RuntimeError(
                 f"the driver refused a launch of {grid} blocks of {self.threads} threads with "

@@ -41,11 +41,11 @@ def check_weights(source: Path, name: str, overrides: list[str], *, fresh: bool)
     try:
         find_checkpoint(source)
     except FileNotFoundError:
-        if fresh or own_checkpoint(name, overrides) is None:
+        if fresh or newest_of_run(name, overrides) is None:
             raise
 
 
-def own_checkpoint(name: str, overrides: list[str]) -> Path | None:
+def newest_of_run(name: str, overrides: list[str]) -> Path | None:
     """The newest checkpoint of the run of a recipe whose model follows from its first weights."""
     # Without the weights' model other overrides may contradict the recipe.
     where = ("name", "logging.run_dir")

@@ -172,7 +172,7 @@ def folder_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         Exception: of many kinds, where transformers cannot read it.
     """
-    stock, plain = _both(folder)
+    stock, plain = _stock_and_plain(folder)
     if plain is None or _same_ids(stock, plain):
         return stock
     warn(
@@ -189,11 +189,13 @@ def auto_tokenizer_agrees(folder: Path) -> bool:
     For some classes of tokenizers and types of models (GPT2Tokenizer, Qwen2), transformers 5 takes
     the vocabulary of that file and replaces the rest.
     """
-    stock, plain = _both(folder)
+    stock, plain = _stock_and_plain(folder)
     return plain is None or _same_ids(stock, plain)
 
 
-def _both(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
+def _stock_and_plain(
+    folder: Path,
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
     """AutoTokenizer's, and that of ``tokenizer.json`` as it is, where that may be another."""
     is_stock = not (folder / CONFIG_FILE).is_file() or not is_published(folder)
     config = None if is_stock else read_config(folder)

@@ -24,7 +24,7 @@ from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.vocabulary import HF_PREFIX
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.huggingface import hf_files, hf_folder
-from sparsellm.runs.huggingface.find import find_checkpoint, own_checkpoint
+from sparsellm.runs.huggingface.find import find_checkpoint, newest_of_run
 from sparsellm.runs.huggingface.hf_config import check_config, derive_recipe
 from sparsellm.runs.huggingface.hf_generation import set_generation
 from sparsellm.runs.huggingface.hf_tokenizer import (
@@ -175,7 +175,7 @@ def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = F
             lambda: find_checkpoint(source), lambda path: load_recipe_of(path, source)
         )
     except FileNotFoundError:
-        newest = own_checkpoint(name, overrides)
+        newest = newest_of_run(name, overrides)
         if fresh or newest is None:
             raise
         weights = load_recipe_of(newest)

@@ -216,9 +216,8 @@ def check_nan_passes(kernels: ModuleType, threshold: float, element: torch.dtype
     y = _run(kernels, t, threshold)
     is_other = torch.arange(200, device=y.device) != 70
     assert y[70].isnan().all()
-    assert (
-        _relative(y[is_other], clean[is_other].double()) < 4e-3
-    )  # other unions, other order of sums
+    # Other unions, other order of sums.
+    assert _relative(y[is_other], clean[is_other].double()) < 4e-3
 
     # Times the zeros that stand for what lies past M and N, NaN and infinity are NaN.
     union = poisoned_union(200, 776, element)

@@ -278,9 +278,8 @@ def test_evaluations_of_every_kind(tiny):
     whole = {"step": 2, "tokens": 512, "limit": None, "mean": 0.5, "mean_stderr": 0.01}
     save("checkpoints/eval_step_00000002.json", whole | {"tasks": {"boolq": task}, "suite": suite})
     several_tasks = {name: task | SHORT for name in ("boolq", "piqa", "sciq")}
-    save(
-        "checkpoints/eval_tried.json", whole | {"limit": 5, "tasks": several_tasks}
-    )  # loses: cut short
+    # Loses: cut short.
+    save("checkpoints/eval_tried.json", whole | {"limit": 5, "tasks": several_tasks})
     unnamed = {"tasks": {"wiki": {"word_perplexity": 12.5, "acc": 0.25, "version": "2.0"}}}
     save("checkpoints/step_00000003/eval.json", unnamed)
 

@@ -146,9 +146,8 @@ def test_statistics_are_those_counted_by_hand():
     assert silent.any()
     assert statistics.dead_fraction == pytest.approx(silent.double().mean(1).tolist())
     assert torch.equal(torch.stack(list(controller.dead_neurons().values())), silent)
-    assert statistics.union_mean == pytest.approx(
-        active[1].sum(1).tolist()
-    )  # one block of 40 tokens
+    # One block of 40 tokens.
+    assert statistics.union_mean == pytest.approx(active[1].sum(1).tolist())
     assert list(controller.ffns) == ["ffns.0", "ffns.1", "ffns.2"]
 
 

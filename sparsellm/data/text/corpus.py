@@ -247,9 +247,8 @@ def _files(name: str, config: FilesCorpus, path: Path, replaced_keys: Set[str]) 
 
     def files_of(key: str, patterns: list[str]) -> dict[str, str]:
         where = f"data.{key}" if key in replaced_keys else f"{path}: {key}"
-        corpus_folder = str(
-            path.resolve().parent
-        )  # so that the YAML and its files can be moved together
+        # So that the YAML and its files can be moved together.
+        corpus_folder = str(path.resolve().parent)
         return expand([p.replace("${CORPUS_DIR}", corpus_folder) for p in patterns], where, key)
 
     # Several globs may cover several layouts; together they must match something.

@@ -199,7 +199,7 @@ def _gates(lines: Sequence[Line]) -> str:
         groups = [name and runs(lines, sweep, name) for name in names]
         cells = [f"{_losses(group)} ({_dead(group)})" if group else "" for group in groups]
         rows.append([model, *cells])
-    return _table(["Model, Muon's rate, tokens", *_RATIOS], rows)
+    return _table(["Model, Muon's learning rate, tokens", *_RATIOS], rows)
 
 
 def _widths(lines: Sequence[Line]) -> str:

@@ -354,7 +354,7 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     assert "Forward of the model: energy: no forward was measured" in html
     assert "<h1>tiny</h1>" in html
     svg = figure.read_text()
-    titles = ("Held-out loss", "Training", "Forward of the model: speed")
+    titles = ("Validation loss", "Training", "Forward of the model: speed")
     assert all(f">{title}</text>" in svg for title in titles)
     assert ">Mean task score</text>" not in svg
     assert "prefers-color-scheme: dark" in svg

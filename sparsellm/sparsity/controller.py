@@ -7,23 +7,19 @@ import warnings
 import weakref
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.token_order import TrainingOrder
-from sparsellm.ffn.training_path.module import Recorded, SparseFFN
 from sparsellm.sparsity.counts import SparsityStats, StepCounts, StepNumbers, nnz_statistics
-from sparsellm.sparsity.kernel_choice import mean_costs, reason_against_kernels
-from sparsellm.sparsity.over_ranks import Group, any_rank
+from sparsellm.sparsity.layer_kernels import Call, LayerKernels
+from sparsellm.sparsity.over_ranks import Group
+from sparsellm.sparsity.recorded import listed, named_ffns, take_recorded
 from sparsellm.sparsity.target import TargetController
-
-_NEVER = 2**62  # columns: a capacity that nothing overflows
-_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,16 @@ class _Settings:
     target_per_layer: bool
     l1_coefficient: float
     l1_zero_steps: int
+
+    def check(self) -> None:
+        """Raises ValueError for a value out of range."""
+        _check_range("l1_coefficient", self.l1_coefficient, at_least=0)
+        _check_range("l1_zero_steps", self.l1_zero_steps, at_least=0)
+        if self.target_nnz is not None and not (self.target_nnz > 0 and self.l1_coefficient > 0):
+            raise ValueError(
+                f"target_nnz {self.target_nnz} and l1_coefficient {self.l1_coefficient}: a target "
+                "needs to be above 0, and a λ to start at, such as l1_coefficient=2e-4"
+            )
 
 
 class SparsityController:
@@ -115,32 +121,15 @@ class SparsityController:
         switch_together: bool = False,
         process_group: Group = None,
     ) -> None:
-        self.ffns = {
-            ".".join(part for part in name.split(".") if part not in _WRAPPERS): module
-            for name, module in model.named_modules()
-            if isinstance(module, SparseFFN)
-        }
-        if not self.ffns:
-            raise ValueError(
-                "the model has no SparseFFN: build it with sparsellm.SparseFFN, or call "
-                "sparsellm.replace_ffns(model) first, which lists what it cannot replace"
-            )
-        _check_range("l1_coefficient", l1_coefficient, at_least=0)
-        _check_range("l1_zero_steps", l1_zero_steps, at_least=0)
+        self.ffns = named_ffns(model)
+        settings = _Settings(target_nnz, target_per_layer, l1_coefficient, l1_zero_steps)
+        settings.check()
         _check_range("dead_window_tokens", dead_window_tokens, at_least=1)
-        if target_nnz is not None and not (target_nnz > 0 and l1_coefficient > 0):
-            raise ValueError(
-                f"target_nnz {target_nnz} and l1_coefficient {l1_coefficient}: a target needs to "
-                "be above 0, and a λ to start at, such as l1_coefficient=2e-4"
-            )
-        self._settings = _Settings(target_nnz, target_per_layer, l1_coefficient, l1_zero_steps)
+        self._settings = settings
         self._target: TargetController | None = None
         if target_nnz is not None:
-            self._target = TargetController(
-                self._settings, len(self.ffns), warmup_steps, recipe=False
-            )
+            self._target = TargetController(settings, len(self.ffns), warmup_steps, recipe=False)
         self._window_tokens, self._group = dead_window_tokens, process_group
-        self._switch_together = switch_together
         self.num_steps = 0  # that `step` has followed
         self._forgotten = False  # an optimizer has made a step that `step` has not followed
         self._counts: StepCounts | None = None  # of the present step, from its first micro-batch on
@@ -149,23 +138,34 @@ class SparsityController:
         self._unused: list[StepNumbers] = []  # since kernels were last chosen
         self._neurons: SparsityStats | None = None
         self._saved_neurons: dict[str, Tensor] | None = None  # until the device is known
-        self._costs_known = False
-        self.dense_because: str | None = None  # why ``auto`` runs no sparse kernels on this GPU
         self._l1: list[float] = []  # λ of each layer in the present step
         self._sparse: list[bool] = []
         self._last_l1, self._last_sparse = self._l1, self._sparse
-        self._capacities: tuple[int, ...] = ()
-        self._call: tuple[int, torch.dtype, bool] | None = None  # tokens, type, whether compiled
-        self._ordered = embedding is not None
+        self._call: Call | None = None  # the last forward pass
+        self._kernels = LayerKernels(
+            self.ffns,
+            switch_together=switch_together,
+            ordered=embedding is not None,
+            group=process_group,
+        )
         order = TrainingOrder(embedding) if embedding is not None else None
         for ffn in self.ffns.values():
             ffn.records, ffn.training_order = True, order
-        this = weakref.ref(self)
+        self._watch(optimizer)
+
+    def _watch(self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> None:
+        """Notes the optimizer's steps, to find a `step` that was forgotten."""
+        this = weakref.ref(self)  # optimizers outlive a controller
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         for each in optimizers:
             # accelerate wraps an optimizer; the one inside makes the steps.
             inside: torch.optim.Optimizer = getattr(each, "optimizer", each)
             inside.register_step_post_hook(lambda *_: _note_step(this))
+
+    @property
+    def dense_because(self) -> str | None:
+        """Why ``auto`` runs no sparse kernels on this GPU."""
+        return self._kernels.dense_because
 
     def l1_loss(self, num_tokens: int | Tensor | None = None) -> Tensor:
         """The L1 term of the last forward pass, to be added to its loss; () fp32.
@@ -188,15 +188,15 @@ class SparsityController:
                 "an optimizer has made a step, and controller.step() was not called after it: call "
                 "it once after every optimizer.step(), on all ranks"
             )
-        recorded = self._take_recorded()
+        recorded = take_recorded(self.ffns)
         stats = [record.stats for record in recorded]
         tokens = stats[0].nnz_M.numel()
         device = stats[0].nnz_M.device
         if self._counts is None:
             self._begin_step(device)
         assert self._counts is not None
-        self._call = tokens, recorded[0].dtype, recorded[0].compiled
-        self._counts.add(stats, self._room(tokens, device))
+        self._call = Call(tokens, recorded[0].dtype, recorded[0].compiled, device)
+        self._counts.add(stats, self._kernels.room(tokens, device))
         if not any(self._l1):
             return torch.zeros((), device=device)
         l1_L = torch.stack([s.l1_sum for s in stats])
@@ -220,18 +220,16 @@ class SparsityController:
             )
         counts, neurons = self._counts, self._neurons
         assert neurons is not None
+        assert self._call is not None
         counts.reduce(self._group)
         refused = torch.zeros((), device=counts.active_LN.device)
         neurons.advance(counts.active_LN, counts.num_tokens, refused)
         counts.send()
-        if not self._costs_known:
-            self._costs_known = True
-            self._measure_costs()
-        self._choose_kernels()
-        if self._switch_together and self.num_steps == 0:
-            for ffn in self.ffns.values():
-                if ffn.kernels == "auto" and ffn.costs is not None:
-                    ffn.path = "sparse"
+        self._kernels.measure(self._call)
+        self._kernels.choose(self._unused)
+        self._unused.clear()
+        if self.num_steps == 0:
+            self._kernels.begin_sparse()
         self._last, self._numbers, self._counts = counts, None, None
         self._last_l1, self._last_sparse = self._l1, self._sparse
         self._forgotten = False
@@ -284,11 +282,7 @@ class SparsityController:
             "num_steps": self.num_steps,
             "target": deepcopy(self._target.state_dict()) if self._target else None,
             "neurons": neurons,
-            "paths": {name: ffn.path for name, ffn in self.ffns.items()},
-            "costs": {
-                name: None if ffn.costs is None else asdict(ffn.costs)
-                for name, ffn in self.ffns.items()
-            },
+            **self._kernels.state_dict(),
             "device": _device_name(self._last),
         }
 
@@ -303,8 +297,8 @@ class SparsityController:
         """
         if list(state["paths"]) != list(self.ffns):
             raise ValueError(
-                f"this state is of the FFNs {_listed(state['paths'])}; the model has "
-                f"{_listed(self.ffns)}"
+                f"this state is of the FFNs {listed(state['paths'])}; the model has "
+                f"{listed(self.ffns)}"
             )
         if self._target is not None and not (
             state["target"] and self._target.load_state_dict(deepcopy(state["target"]))
@@ -316,40 +310,8 @@ class SparsityController:
         self.num_steps = state["num_steps"]
         self._neurons, self._saved_neurons = None, state["neurons"]
         device = next(iter(self.ffns.values())).pattern_weight.device
-        if state["device"] not in (None, _name_of(device)):
-            return
-        for name, ffn in self.ffns.items():
-            if ffn.kernels == "auto" and (costs := state["costs"][name]):
-                ffn.use_kernels("auto", Costs(**costs))
-                ffn.path = state["paths"][name]
-                self._costs_known = True
-
-    def _take_recorded(self) -> list[Recorded]:
-        recorded = [ffn.recorded for ffn in self.ffns.values()]
-        for ffn in self.ffns.values():
-            ffn.recorded = None
-        missing = [name for name, r in zip(self.ffns, recorded, strict=True) if r is None]
-        if len(missing) == len(recorded):
-            raise RuntimeError(
-                "l1_loss() needs a forward pass before it: call it once after each, in training "
-                "mode (model.train()) and with gradients; activation checkpointing needs "
-                "use_reentrant=False"
-            )
-        if missing:
-            raise RuntimeError(
-                f"the FFNs {_listed(missing)} took no part in the last forward pass; give the "
-                "controller a part of the model in which all do"
-            )
-        passes = [record for record in recorded if record is not None]
-        tokens = {name: r.stats.nnz_M.numel() for name, r in zip(self.ffns, passes, strict=True)}
-        fewest, most = min(tokens, key=tokens.__getitem__), max(tokens, key=tokens.__getitem__)
-        if tokens[fewest] != tokens[most]:
-            raise ValueError(
-                f"{most} has computed {tokens[most]:,} tokens and {fewest} {tokens[fewest]:,}: "
-                "give parts of the model with different tokens, such as encoder and decoder, a "
-                "controller each"
-            )
-        return passes
+        if state["device"] in (None, _name_of(device)):
+            self._kernels.load_state_dict(state)
 
     def _begin_step(self, device: torch.device) -> None:
         """At a step's first micro-batch: reads the step before, and moves λ."""
@@ -369,7 +331,7 @@ class SparsityController:
             zero = self.num_steps < self._settings.l1_zero_steps
             self._l1 = [0.0 if zero else self._settings.l1_coefficient] * num_layers
         self._l1_L = torch.tensor(self._l1).to(device, non_blocking=True)
-        self._sparse = [ffn.path == "sparse" for ffn in self.ffns.values()]
+        self._sparse = self._kernels.sparse
 
     def _read(self) -> StepNumbers:
         """The last step's numbers, by which λ moves when they are read first."""
@@ -384,55 +346,6 @@ class SparsityController:
                     warnings.warn(f"step {self.num_steps}: {warning}", stacklevel=4)
         return self._numbers
 
-    def _room(self, tokens: int, device: torch.device) -> Tensor:
-        """(L,) int64: columns that each layer's pattern had room for in this micro-batch."""
-        with torch.enable_grad():
-            columns = [
-                ffn.capacity_for(tokens) if ffn.format == "union" else None
-                for ffn in self.ffns.values()
-            ]
-        capacities = tuple(_NEVER if count is None else count for count in columns)
-        if capacities != self._capacities:
-            self._capacities = capacities
-            self._capacity_L = torch.tensor(capacities).to(device, non_blocking=True)
-        return self._capacity_L
-
-    def _choose_kernels(self) -> None:
-        """Capacities and paths of the next step, by the steps that have been read."""
-        for numbers in self._unused:
-            union_L, nnz_L = numbers.union_L, numbers.nnz_L
-            if self._switch_together:
-                union_L = [sum(union_L) / len(union_L)] * len(union_L)
-                nnz_L = [sum(nnz_L) / len(nnz_L)] * len(nnz_L)
-            for ffn, largest, union, nnz in zip(
-                self.ffns.values(), numbers.largest_union_L, union_L, nnz_L, strict=True
-            ):
-                ffn.observe_union(largest)
-                ffn.update_kernels(union, nnz)
-        self._unused.clear()
-
-    def _measure_costs(self) -> None:
-        """Lets ``auto`` choose: measures each shape on this GPU, if its kernels run there."""
-        ffns = [ffn for ffn in self.ffns.values() if ffn.kernels == "auto"]
-        assert self._call is not None
-        tokens, dtype, compiled = self._call
-        device = self._counts.active_LN.device if self._counts else torch.device("cpu")
-        if device.type != "cuda" or not ffns:
-            return
-        for ffn in ffns:
-            n, k = ffn.pattern_weight.shape
-            reason = reason_against_kernels(k, n, device)
-            if dtype != torch.bfloat16:
-                reason = f"the tokens are {dtype}; the sparse kernels train in torch.bfloat16"
-            if any_rank(reason is not None, device, self._group):
-                self.dense_because = reason or "another rank cannot run the sparse kernels"
-                return
-            call = Measured(tokens, k, n, ffn.gated, ffn.format, device.index or 0, fp8=ffn.fp8)
-            costs = mean_costs(
-                call, device, compiled=compiled, ordered=self._ordered, group=self._group
-            )
-            ffn.use_kernels("auto", costs)
-
 
 def _note_step(controller: "weakref.ref[SparsityController]") -> None:
     this = controller()
@@ -441,19 +354,14 @@ def _note_step(controller: "weakref.ref[SparsityController]") -> None:
         this._forgotten = True
 
 
-def _check_range(name: str, value: float, *, at_least: float) -> None:
-    if not value >= at_least:
-        raise ValueError(f"{name} {value} must be at least {at_least}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    first, *more_names = names
-    return f"{first} and {len(more_names)} more" if more_names else first
-
-
 def _name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _device_name(counts: StepCounts | None) -> str | None:
     return None if counts is None else _name_of(counts.active_LN.device)
+
+
+def _check_range(name: str, value: float, *, at_least: float) -> None:
+    if not value >= at_least:
+        raise ValueError(f"{name} {value} must be at least {at_least}")

@@ -141,7 +141,7 @@ def accelerate(
     check_choice("format", format, Format)
     restore(model)
     done, fp8 = Acceleration(training=model.training), precision == "fp8"
-    unread: list[nn.Linear] = []  # layers whose 16-bit weight nothing reads
+    movable = _held_once(model) if fp8 else {}
     for name, module in find_ffns(model):
         try:
             foreign = foreign_ffn(module)
@@ -153,29 +153,33 @@ def accelerate(
             replace_forward(foreign, formula, dispatch, done.prefill, fp8=fp8)
             done.dispatches[name] = dispatch
             if fp8 and reads_e4m3_alone(dispatch):
-                unread.append(foreign.ffn.gate or foreign.ffn.up)
+                done.on_cpu += _move_to_cpu(foreign.ffn.gate or foreign.ffn.up, movable)
     if done.accelerated and fp8:
         for name, linear in linears.find_linears(model):
             linears.use_fp8(linear)
             done.linears.append(name)
-            unread.append(linear)
-        done.on_cpu = _move_to_cpu(model, unread)
+            done.on_cpu += _move_to_cpu(linear, movable)
     if done.accelerated and token_order == "auto" and format == "union":
         done.prefill.watch(model)
     return done
 
 
-def _move_to_cpu(model: nn.Module, linears: list[nn.Linear]) -> list[str]:
-    """Moves the weights of layers that are read in e4m3 alone; returns their names.
+def _held_once(model: nn.Module) -> dict[int, str]:
+    """The names of the parameters that one module alone holds, by `id`.
 
-    A weight that another module reads too stays, such as the embedding's where it is tied.
+    Where it is tied, the head's weight is the embedding's too, which reads it in 16 bits.
     """
     holders = Counter(id(p) for m in model.modules() for p in m._parameters.values())
-    weights = {id(linear.weight) for linear in linears if holders[id(linear.weight)] == 1}
-    names = [name for name, p in model.named_parameters() if id(p) in weights]
-    for name in names:
-        move(model.get_parameter(name), torch.device("cpu"))
-    return names
+    return {id(p): name for name, p in model.named_parameters() if holders[id(p)] == 1}
+
+
+def _move_to_cpu(linear: nn.Linear, movable: dict[int, str]) -> list[str]:
+    """Moves a weight that is read in e4m3 alone; returns its name, or nothing if it stays."""
+    name = movable.get(id(linear.weight))
+    if name is None:
+        return []
+    move(linear.weight, torch.device("cpu"))
+    return [name]
 
 
 def accelerate_whole(

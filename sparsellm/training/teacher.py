@@ -16,7 +16,7 @@ from sparsellm.model import HFModel, prepare_blocks
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.huggingface.pretrained import build_pretrained, read_weights
+from sparsellm.runs.huggingface.pretrained import Pretrained, build_pretrained, read_weights
 from sparsellm.runs.state import tensors_digest
 
 
@@ -64,6 +64,7 @@ def load_teacher(
     saved = None
     if resume_from is not None:
         saved = checkpoint.read_trainer(resume_from).get("teacher")
+    # A resumed run has noted who its teacher was; --init-from says where it lies now.
     path = init_from or (Path(saved["path"]) if saved else None)
     if path is None:
         raise ValueError(
@@ -81,6 +82,7 @@ def load_teacher(
                 f"train.distillation needs its teacher: {error}; if it was moved, give its new "
                 "place with --init-from"
             ) from error
+    # Other weights would change the objective in the middle of a run.
     name = {"path": str(loaded.path.resolve()), "name": loaded.recipe.name}
     name |= {key: loaded.trainer[key] for key in ("step", "tokens")}
     name["weights"] = tensors_digest(weights.tensors)
@@ -91,6 +93,16 @@ def load_teacher(
             f"{saved['path']}); give the teacher's place with --init-from, or begin a new run: "
             "--set name=NEW"
         )
+    _check_logits(path, loaded, recipe)
+    # It has no backward pass.
+    plain = {"activation_checkpointing": False, "weight_gradients": "autograd"}
+    runtime = recipe.runtime.model_copy(update=plain | {"precision": precision})
+    prepare_blocks(loaded.model, runtime)
+    return Teacher(loaded.model, name)
+
+
+def _check_logits(path: Path, loaded: Pretrained, recipe: Recipe) -> None:
+    """Checks that the logits of teacher and run are of the same tokens, place by place."""
     theirs, ours = loaded.tokenizer, load_tokenizer(recipe.data.tokenizer)
     same_ids = (theirs.identity, theirs.eot_id) == (ours.identity, ours.eot_id)
     if not same_ids or loaded.recipe.padded_vocab_size != recipe.padded_vocab_size:
@@ -99,7 +111,3 @@ def load_teacher(
             f"and {loaded.recipe.padded_vocab_size} logits, this run {ours.name} and "
             f"{recipe.padded_vocab_size}: both must be the same"
         )
-    plain = {"activation_checkpointing": False, "weight_gradients": "autograd"}
-    runtime = recipe.runtime.model_copy(update=plain | {"precision": precision})
-    prepare_blocks(loaded.model, runtime)
-    return Teacher(loaded.model, name)

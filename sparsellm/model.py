@@ -80,10 +80,12 @@ def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
         "max_position_embeddings": shape.max_position_embeddings,
         "head_dim": shape.head_dim,
         "rope_parameters": {"rope_type": "default"},
+        # Later entries win: the family's, then those of the recipe.
         **dict(recipe.architecture.defaults),
         **shape.huggingface,
     }
     further["rope_parameters"] = {**further["rope_parameters"], "rope_theta": shape.rope_theta}
+    # Checked here, where the key of the recipe can be named.
     kind, kinds = further["rope_parameters"].get("rope_type"), ["default", *ROPE_INIT_FUNCTIONS]
     if kind not in kinds:
         raise ValueError(

@@ -78,6 +78,7 @@ def load_traces(path: Path, num_neurons: int) -> tuple[list[Trace], NDArray[np.i
         arrays = {"one array": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged, or not a NumPy file ({error})") from error
+    # Files come from elsewhere too: nothing is taken on trust.
     names = arrays.keys() - {"ids"}
     layers = range(sum(name.startswith("count") for name in names))
     if not layers or names != {f"{kind}{layer}" for kind in ("count", "idx") for layer in layers}:

@@ -60,6 +60,7 @@ def _of_recipe(
         for prompt in options.prompt:
             for batch in options.batch:
                 ids = _ids(recipe, batch, prompt, device)
+                # Checked at each length and batch: they run by different kernels.
                 difference = _difference(stock, ours, ids)
                 if not difference <= MAX_DIFFERENCE[precision]:
                     raise ValueError(
@@ -124,6 +125,8 @@ def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
     its column of the gate is a threshold, layer by layer.
     """
     base = model.model
+    # One channel is the same for every token, and no layer writes to it: a gate's weight on it acts
+    # as a bias, by which any number of neurons can be made active.
     base.embed_tokens.weight.normal_()
     base.embed_tokens.weight[:, 0] = 8.0
     active: list[Tensor] = []

@@ -85,6 +85,7 @@ def held_out_sequences(
         buffer = np.concatenate([buffer, tokens])
         while len(buffer) > context_length:
             none = False
+            # Sequences share an id: the last target is the next one's first input.
             yield buffer[: context_length + 1]
             buffer = buffer[context_length:]
     if none:

@@ -24,6 +24,7 @@ def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples
         FileNotFoundError, ValueError, ConnectionError: the corpus cannot be read.
     """
     lines = [f"corpus {corpus.name}, tokenizer {tokenizer.name}"]
+    # Digests of documents, not documents: the corpus may be larger than memory.
     hashes: dict[str, list[bytes]] = {}
     samples: list[str] = []
     for name, shards in (("train", corpus.train), ("held out", corpus.validation)):

@@ -165,6 +165,7 @@ def pack(
     """
     sequence_T1 = np.empty(context_length + 1, dtype=np.int32)
     filled = 0
+    # The last id of a sequence, a target there, is the first input of the next one.
     if cursor.carry != NO_TOKEN:
         sequence_T1[0] = cursor.carry
         filled = 1
@@ -179,6 +180,7 @@ def pack(
             filled += take
             if filled == len(sequence_T1):
                 carry = int(sequence_T1[-1])
+                # The cursor names this document and what of it has been used.
                 yield sequence_T1.copy(), start._replace(offset=used, carry=carry)
                 sequence_T1[0] = carry
                 filled = 1

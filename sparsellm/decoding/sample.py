@@ -78,6 +78,7 @@ def sample(
 ) -> Tensor:
     """Tokens after ``input_ids``, as transformers' own loop of the same arguments returns them."""
     mask_MT, most = inputs.get("attention_mask"), stopping_criteria.max_length
+    # What this loop does not know, transformers' own does.
     if set(inputs) - _EXPECTED or most is None or not _is_left_padded(mask_MT):
         options = {"streamer": streamer, **inputs}
         tokens: Tensor = type(model)._sample(
@@ -99,6 +100,7 @@ def sample(
         token_M, probability = draws.next_tokens(sequences.token_MT, logits_MV)
         sequences.append(token_M)
         unfinished_M = draws.unfinished(sequences.token_MT)
+        # On a GPU this is the end of one step ago, so that the host is a step ahead.
         length = reports.add(token_M, unfinished_M, probability, sequences.length)
         if length is not None or sequences.length >= most:
             break

@@ -35,6 +35,8 @@ def attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Te
     """See `token_math.attend`."""
     m, capacity = len(qkv_MN), cache.keys_MGPD.shape[2]
     kernel = kernel_for("decode_attention", qkv_MN)
+    # Few tokens would leave most multiprocessors idle: their positions are divided among blocks,
+    # of which the last one to finish adds the parts up.
     splits = min(
         -(-_BLOCKS * kernel.num_multiprocessors // (m * heads.num)),
         -(-capacity // _MIN_POSITIONS),

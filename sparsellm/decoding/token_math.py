@@ -81,10 +81,12 @@ def attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Te
     if heads.rotates:
         cos_M1D, sin_M1D = at.cos_PD[at.position_M, None], at.sin_PD[at.position_M, None]
         q, k = rotated(q, cos_M1D, sin_M1D), rotated(k, cos_M1D, sin_M1D)
+    # Into the cache first: a token attends to itself too.
     slot = at.slot.long()
     cache.keys_MGPD.index_copy_(2, slot, k[:, :, None])
     cache.values_MGPD.index_copy_(2, slot, v[:, :, None])
     position_P = torch.arange(cache.keys_MGPD.shape[2], device=slot.device)
+    # The cache is longer than what has been written, and prompts may be padded on the left.
     first_M1 = at.first_M[:, None]
     if heads.window:
         first_M1 = first_M1.clamp(min=slot + 1 - heads.window)

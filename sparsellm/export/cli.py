@@ -65,6 +65,7 @@ def _export(options: argparse.Namespace) -> None:
         "micro_batch_size": options.micro_batch_size,
         "device": options.device,
     }
+    # Options that do nothing are refused, before torch is loaded.
     drop_options = {name: value for name, value in drop_options.items() if value is not None}
     if drop_options and not options.drop_dead:
         raise ValueError(

@@ -157,6 +157,7 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
     if ordered and format == "union":
         order_M = torch.randperm(num_tokens, generator=generator, device=device, dtype=torch.int32)
 
+    # Costs are linear in the active neurons: two measurements determine the line.
     def sparse_at(num_active: int) -> tuple[float, float]:
         bias = -(_ACTIVE_ABOVE_IN_ORDER if ordered else _ACTIVE_ABOVE) * k**0.5
         biased = _with_active(w, num_active, bias)
@@ -170,6 +171,7 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
             transposed(out.down_NK, torch.bfloat16)
             return stats
 
+        # Not how many were asked for, but how many there are: the cost is of those.
         stats = step()
         if format == "twell":
             return median_ms([step]), float(stats.nnz_M.float().mean())

@@ -145,14 +145,18 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
     pattern_MN = up_MN if gate_MN is None else gate_MN
     (m, n), device = pattern_MN.shape, up_MN.device
     active_MN = pattern_MN != 0
+    # Which rows the ELL matrix holds: all others are heavy.
     heavy_M = twell_overflows(pack_twell(pattern_MN)) | (active_MN.sum(1) > width)
     light_MN = active_MN & ~heavy_M[:, None]
     count = light_MN.sum(1)
+    # A stable sort puts the active neurons of a light row first, in ascending order.
     order = (~light_MN).long().argsort(dim=1, stable=True)[:, :width]
     order = F.pad(order, (0, width - order.shape[1]))
     held = torch.arange(width, device=device) < count[:, None]
+    # A word: the value in bf16 above, the neuron's number below.
     bits = pattern_MN.to(torch.bfloat16).view(torch.int16).long() << 16
     word = torch.where(held, bits.gather(1, order) & 0xFFFF_0000 | order, 0)
+    # Heavy rows: as bits, as a list, and the first of them dense.
     heavy_rows = heavy_M.nonzero().flatten()
     heavy = F.pad(heavy_M.long(), (0, -m % BLOCK_TOKENS)).view(-1, 32)
     row = F.pad(heavy_rows, (0, m - len(heavy_rows)))

@@ -160,12 +160,14 @@ def check_tensors(
             continue
         if tensor.shape != shape:
             raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} but must be {shape}")
+        # In FP8 the 16-bit matrix may be gone; its quantised rows stand in its place.
         in_fp8 = w.quantised is not None and tensor is w.first[0] and tensor.dtype == E4M3
         if (tensor.dtype != expected and not in_fp8) or tensor.device != device:
             raise ValueError(
                 f"sparse_ffn: {name} is {tensor.dtype} on {tensor.device}, "
                 f"not {expected} on {device}"
             )
+        # Kernels read W_d transposed; the matrix itself may lie in memory in any way.
         read = as_kernels_read and tensor is not w.down_KN
         if (read or tensor is token_M) and not tensor.is_contiguous():
             raise ValueError(f"sparse_ffn: {name} is not contiguous; call .contiguous() on it")

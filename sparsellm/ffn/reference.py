@@ -109,6 +109,7 @@ def dense_ffn(  # noqa: PLR0917
     gate_MN = activation_function(activation)(z_MN)
     up_MN = None if gate is None else up(x_MK)
     h_MN = mixed_MN = gate_MN if up_MN is None else gate_MN * up_MN
+    # Only y is that of the mixture; the statistics below are of the activation itself.
     if ramp is not None:
         before_MN = activation_function(ramp.activation)(z_MN)
         mixed_MN = before_MN + ramp.share * (gate_MN - before_MN)
@@ -267,9 +268,11 @@ def gradients_on(  # noqa: PLR0917
     h_MN = up_MN if gate_MN is None else gate_MN * up_MN
     dy_MK, x_wide_MK = dy_MK.to(wide), x_MK.to(wide)
     dh_MN = dy_MK @ w.down_KN.to(wide) + d_l1.to(wide) * h_MN.sign().to(wide)
+    # Nothing flows where a neuron is not active: the derivative of relu at 0 is taken as 0.
     dh_MN = torch.where((up_MN if gate_MN is None else gate_MN) != 0, dh_MN, 0)
     slope = rectified(w).slope
     d_up_MN = dh_MN * (slope(up_MN.to(wide)) if gate_MN is None else gate_MN)
+    # Rounded as it is for tensor cores.
     d_up_MN = d_up_MN.to(x_MK.dtype).to(wide)
     dx_MK = d_up_MN @ w.up_NK.to(wide)
     d_gate_NK = None

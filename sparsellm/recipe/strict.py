@@ -224,6 +224,7 @@ def validate(
         for item in error.errors():
             place = _place(model, item)
             key = ".".join(map(str, place))
+            # A value from --set is in no line of the file.
             number = line_of(file, place) if file and key not in overridden else None
             where = source if number is None else f"{source}, line {number}"
             lines.append(f"{where}: {_explain(model, key, item)}")

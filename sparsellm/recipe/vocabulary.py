@@ -129,12 +129,14 @@ def hf_end_of_document(name: str) -> str:
     """
     folder = tokenizer_folder(name)
     config, named = (_optional(folder / file) for file in (TOKENIZER_CONFIG_FILE, TOKEN_MAP_FILE))
+    # As transformers decides: a newer configuration describes its tokens itself.
     for content in (config, named) if "added_tokens_decoder" in config else (named, config):
         token = content.get("eos_token")
         if isinstance(token, dict):
             token = token.get("content")
         if isinstance(token, str):
             return token
+    # Some folders name it only by its id.
     tokenizer_json = read_tokenizer(hf_file(name, TOKENIZER_FILE))
     for file in (GENERATION_FILE, CONFIG_FILE):
         ids = _optional(folder / file).get("eos_token_id")

@@ -192,6 +192,7 @@ class SparsityController:
         stats = [record.stats for record in recorded]
         tokens = stats[0].nnz_M.numel()
         device = stats[0].nnz_M.device
+        # The host waits for the last step here, where this forward pass has been queued.
         if self._counts is None:
             self._begin_step(device)
         assert self._counts is not None
@@ -226,6 +227,7 @@ class SparsityController:
         neurons.advance(counts.active_LN, counts.num_tokens, refused)
         counts.send()
         self._kernels.measure(self._call)
+        # By the steps that have been read; this one has not.
         self._kernels.choose(self._unused)
         self._unused.clear()
         if self.num_steps == 0:

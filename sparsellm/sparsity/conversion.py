@@ -103,6 +103,7 @@ def replace_ffns(
             raise ValueError(f"projections {projections}: must be (up, down) or (gate, up, down)")
         gate = projections[0] if len(projections) == 3 else None
         children = Names(gate, projections[-2], projections[-1])
+    # What does not fit stays as it is, and the result says why.
     result = Replacement()
     for name, module in list(_candidates(model, names)):
         try:
@@ -112,6 +113,7 @@ def replace_ffns(
         else:
             _put(model, module, ffn)
             result.replaced.append(name)
+    # The configuration has one activation, so it is right only where all FFNs were replaced.
     config: Any = getattr(model, "config", None)
     if activation is not None and not result.left_alone and hasattr(config, "hidden_act"):
         config.hidden_act = activation

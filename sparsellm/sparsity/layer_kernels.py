@@ -98,6 +98,7 @@ class LayerKernels:
             reason = reason_against_kernels(k, n, call.device)
             if call.dtype != torch.bfloat16:
                 reason = f"the tokens are {call.dtype}; the sparse kernels train in torch.bfloat16"
+            # Ranks may have different GPUs, and must run the same path.
             if any_rank(reason is not None, call.device, self._group):
                 self.dense_because = reason or "another rank cannot run the sparse kernels"
                 return

@@ -36,6 +36,7 @@ def take_recorded(ffns: dict[str, SparseFFN]) -> list[Recorded]:
         ValueError: they computed different numbers of tokens.
     """
     recorded = [ffn.recorded for ffn in ffns.values()]
+    # Forgotten first: an error must not leave the graph of a pass in memory.
     for ffn in ffns.values():
         ffn.recorded = None
     missing = [name for name, r in zip(ffns, recorded, strict=True) if r is None]

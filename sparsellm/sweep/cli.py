@@ -58,6 +58,7 @@ def _sweep(options: argparse.Namespace) -> None:
         return
     from sparsellm.data.first_look import check_text
 
+    # Runs mostly share their text, which is looked at once.
     texts = {}
     for recipe in (run.recipe for run in chosen):
         text = (recipe.data, recipe.model.context_length, recipe.validation.every_steps > 0)
@@ -67,6 +68,7 @@ def _sweep(options: argparse.Namespace) -> None:
     from sparsellm.sweep.runner import run_sweep
 
     unfinished = run_sweep(plan, chosen, options)
+    # Also where some runs are not finished: the others can be compared.
     if len(unfinished) < len(chosen):
         with waiting("writing the report"):
             from sparsellm.report.sweep_report import SUMMARY_FILE, write_sweep_report

@@ -116,12 +116,14 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     path = named_file("sweep", name_or_path, folder, names)
     sweep = validate(Sweep, load_yaml(path), path)
+    # Two runs of one name would share a folder.
     named = {"name", "seed", *(key for variant in sweep.runs for key in variant.each)}
     for override in overrides or []:
         if (key := override.partition("=")[0].strip()) in named:
             raise ValueError(f"--set {key}: the runs of {path} are named by it; change it there")
     base = load_recipe(sweep.recipe, overrides)
     folder = Path(base.logging.run_dir).expanduser() / sweep.name
+    # In the order of the file, so that a run's source comes before it.
     runs: list[PlannedRun] = []
     for variant in sweep.runs:
         source = variant.init_from
@@ -143,6 +145,7 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
                 ]
                 recipe = load_recipe(sweep.recipe, [*keys, *(overrides or []), *run_overrides])
                 runs.append(PlannedRun(name, group, recipe, source))
+    # What cannot be seen in one variant alone.
     names = [run.name for run in runs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: two runs are called {min(twice)}; give them other names")

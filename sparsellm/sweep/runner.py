@@ -62,6 +62,7 @@ def run_sweep(
     """
     places = _places(options.gpus, options.gpus_per_run)
     _check_requirements(chosen, options)
+    # Whatever is wrong with the plan is said before the first run starts.
     needed = {run.init_from for run in chosen} | {run.name for run in chosen}
     done = {run.name for run in plan.runs if run.name in needed and is_finished(run)}
     check_sources(chosen, done)

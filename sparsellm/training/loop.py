@@ -69,12 +69,14 @@ def train(
         accelerator.print(warning)
     peers = Peers(accelerator, stop, activity, recipe.runtime.timeout_minutes)
     with peers, locked(recipe.run_path, accelerator) as lock:
+        # Ranks agree on versions and on the checkpoint before anything is read.
         compare_environments(recipe, accelerator)
         resume_from = agreed_checkpoint(recipe, accelerator, resume_from, fresh)
         with waiting("reading data, building the model", accelerator.print):
             from_scratch = resume_from is None and init_from is None
             run = build_run(recipe, accelerator, activity, random_weights=from_scratch)
         try:
+            # A run that has ended still makes the measurements that it was killed before.
             measurements = _prepare(run, stop, resume_from, init_from)
             missing = measurements.missing()
             if run.step < recipe.train.steps or missing:

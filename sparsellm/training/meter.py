@@ -53,6 +53,7 @@ class Meter:
         now, compiled = time.perf_counter(), compile_seconds()
         tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
         throughput = tokens / (now - self._since)
+        # Compilation is no time of training.
         self._train_seconds += now - self._since - (compiled - self._compiled)
         self._since, self._compiled, self._step = now, compiled, run.step
         speed = {

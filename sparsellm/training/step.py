@@ -62,6 +62,8 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
     step = _take_queued(run) or start_step(run, number)
     counters = step.counters
 
+    # The GPU computes all of this before the host knows a number; it decides itself whether the
+    # step is refused.
     norm = _gradients(run, step, l1_L)
     refused = counters.reduce(
         norm,
@@ -70,6 +72,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
         failed=step.reader.error is not None,
         texts_2C=step.reader.texts_2C,
     )
+    # From here on statistics and weights change.
     run.between_steps = False
     run.stats.advance(counters.active_LN, recipe.train.global_batch_tokens, refused)
     counters.send(run.stats.dead_LN() if is_logged(recipe, number) else None)
@@ -78,6 +81,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
         _queue(run, number + 1)
         run.activity.begin("summing over ranks", run.step)
 
+    # Only here does the host wait.
     reading = counters.read()
     run.between_steps = reading.refused
     if reading.failed:

@@ -70,6 +70,7 @@ def check_apart(
         ValueError: documents of one file are in both parts.
     """
     held_out = [(name, shard) for name, _, validation in corpora for shard in validation]
+    # Only files that may share documents with held-out ones are compared, by cheap keys first.
     parts = {(shard.part, shard.divided): shard for _, shard in held_out}.values()
     trained: defaultdict[_Key, list[tuple[str, Shard]]] = defaultdict(list)
     for name, train, _ in corpora:
@@ -88,6 +89,7 @@ def check_apart(
                         f"{shard.url} is held out by corpus {name} and in the training files of "
                         f"corpus {other}; take it out of one of them"
                     )
+                # The same text under two names.
                 if contents(candidate.url) == contents(shard.url):
                     warn_once(
                         f"{candidate.url}, which corpus {other} trains on, is a copy of "

@@ -113,6 +113,7 @@ def with_retries(action: Callable[[], Result], resource: str) -> Result:
             if not is_transient(error):
                 _raise_with_remedy(error, resource)
                 raise
+            # Random, so that many ranks do not all come back at once; a server may ask for longer.
             longest = max(LEAST_WAIT_SECONDS, min(2.0 ** (attempt - 1), MOST_WAIT_SECONDS))
             wait = max(random.uniform(LEAST_WAIT_SECONDS, longest), _retry_after(error))
             if time.monotonic() + wait >= end:

@@ -46,6 +46,7 @@ def forward(
     ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the tokens.
     """
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
+    # The gate in TwELL, then as it is kept: ELL rows, and the heavy rows in a list.
     gate = twell.empty_twell(m, n, x_MK.device)
     twell.gate_twell(x_MK, w, gate)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
@@ -72,6 +73,7 @@ def forward(
         y_MK=y_MK,
         **rows,
     )
+    # Heavy rows are computed as dense ones, and as many of them kept as the backup has room for.
     dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, backup, token_M=token_M)
     assert dense_l1 is not None
     l1_sum = l1.sum() + dense_l1.sum()
@@ -128,6 +130,7 @@ def backward(inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Ten
     gated = w.gate_NK is not None
     pair, dx_MK = torch.empty_like(saved.word), torch.empty_like(x_MK)
     (blocks, rows), (m, k) = _rows_of(saved), x_MK.shape
+    # ELL rows: ∇h at each non-zero, ∇x, the matrices' gradients. Heavy rows follow, dense.
     kernel_for("hybrid_grad", x_MK, w.activation).launch(
         blocks,
         dy_MK=dy_MK,
@@ -167,6 +170,7 @@ def _weight_grads(
     gated, blocks = w.gate_NK is not None, len(saved.table)
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
     source, control = torch.empty_like(saved.word), saved.length.new_zeros(CONTROL_WORDS)
+    # Sorts the non-zeros by neuron: how many each block has, then the place of each.
     count = kernel_for("hybrid_count", x_MK)
     count.launch(
         -(-n // count.threads),
@@ -188,6 +192,7 @@ def _weight_grads(
         first=first,
         source=source,
     )
+    # Segments have equally many non-zeros; `carry` has what a neuron sums in several of them.
     kernel = kernel_for("hybrid_weight_grad", x_MK)
     slices = -(-k // kernel.exported("chunk_columns"))
     segments = kernel.blocks_for(m * width, _SEGMENTS_PER_MULTIPROCESSOR)

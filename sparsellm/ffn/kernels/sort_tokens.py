@@ -29,6 +29,8 @@ def sort_tokens(id_M: Tensor, length: int, early: int, vocab_size: int) -> Token
         torch.empty(m, dtype=torch.int32, device=device),
         torch.empty(m, dtype=torch.int64, device=device),
     )
+    # A key is the place of an id in the order. Each token is compared with all others, which for so
+    # few is faster than a general sort.
     count_ids.launch(-(-m // count_ids.threads), id_M=id_M, m=m, count=count)
     grid = -(-padded // make_keys.threads)
     make_keys.launch(

@@ -84,6 +84,7 @@ def twell_ffn(gate: Twell, x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: 
         y_MK=y_MK,
         **rows,
     )
+    # Rows with a tile that overflowed have been left out so far.
     dense_rows(gate, x_MK, w, y_MK)
 
 

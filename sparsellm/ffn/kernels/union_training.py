@@ -57,6 +57,7 @@ def backward(inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Ten
     dy_MK, d_l1, x_MK, w, saved, token_M = inputs
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
+    # A capacity of the worst case fits every pattern, and the host need not ask.
     num_nonzeros = None
     if capacity < blocks * n:
         needed, num_nonzeros = _needed(saved, blocks * n)
@@ -65,6 +66,7 @@ def backward(inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Ten
             capacity = needed
     gate = None if w.gate_NK is None else saved.gate
     splits = union.splits_for(x_MK, n, token_M)
+    # Divides the columns among blocks of threads.
     units = kernel_for("column_units", x_MK)
     num_units = capacity // units.exported("members") + blocks
     work = Scratch(_work_layout(num_units, blocks, splits), x_MK.device)
@@ -76,6 +78,7 @@ def backward(inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Ten
         **union.sharing_of(work, splits),
     )
 
+    # ∇h on the pattern, and from it the gradients of both projections.
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
     kernel_for("columns_grad", x_MK, w.activation).launch_units(
         num_units,
@@ -94,6 +97,7 @@ def backward(inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Ten
         d_up=d_up,
         **work("unit", "control"),
     )
+    # These times the weights: ∇x.
     dx_MK = torch.empty_like(x_MK)
     columns = kernel_for("union_down", x_MK).exported("columns")
     kernel_for("columns_down", x_MK).launch_units(

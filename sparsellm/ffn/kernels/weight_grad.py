@@ -123,6 +123,8 @@ def group_columns(columns: Columns, num_neurons: int, slices: int) -> Groups:
     device, num_groups = columns.offset.device, -(-num_neurons // plan.exported("neurons"))
     layout, of_counters = _layouts(plan, num_neurons, capacity, blocks, slices)
     arrays, counters = Scratch(layout, device), Scratch(of_counters, device, torch.zeros)
+    # Count each neuron's columns, order the neurons by that, and divide groups of similar neurons
+    # into units of work.
     place.launch_units(
         -(-blocks * num_neurons // place.threads),
         blocks=blocks,

@@ -85,6 +85,7 @@ def sparse_ffn_training(  # noqa: PLR0917
     token_M = None if order is None else order.token_M
     tensors = FFNTensors.of(x_MK, w, token_M, shared, fp8=fp8)
     arguments = (*tensors, capacity, ell_width, format, w.activation)
+    # Eagerly the operator would only cost the host time.
     if _needs_operators(tensors):
         outputs = torch.ops.sparsellm.sparse_ffn_training.default(*arguments)
     else:

@@ -121,6 +121,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return read_tensors(single, REMEDY)
     places = _shard_of(path)
     tensors: dict[str, Tensor] = {}
+    # The index names files: only those of this folder are opened.
     for shard in sorted(set(places.values())):
         if shard in ("", "..") or shard != Path(shard).name:
             raise ValueError(f"{index_file}: the shard {shard!r} is not in the folder")

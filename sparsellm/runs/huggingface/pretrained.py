@@ -258,6 +258,7 @@ def load(
     on = pick_device(None if device is None else str(device))
     dtype = pick_dtype(dtype, on)
     folder = find_checkpoint(path)
+    # Models from elsewhere as stock transformers builds them; our own with our FFN.
     if hf_folder.is_hugging_face(folder) and not hf_folder.is_export(folder):
         loaded = load_stock(str(path), folder, on, dtype)
     else:

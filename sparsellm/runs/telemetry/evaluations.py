@@ -89,6 +89,7 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
     """
     tokens = {record["step"]: record["tokens"] for record in records}
     evaluations = [_evaluation(record) for record in of_kind(records, "evaluation")]
+    # Those made while training are records; those of `sparsellm eval` are files.
     for pattern in ("eval*.json", "checkpoints/eval*.json", "checkpoints/step_*/eval*.json"):
         for path in sorted(run_path.glob(pattern), key=lambda path: (-len(path.name), path)):
             content = read_model(path, _ScoresFile, "restore it, or evaluate again")

@@ -195,6 +195,7 @@ class Counters:
         nnz_LP = at.nnz_LP.reshape(num_layers, -1)
         num_sequences_C, epochs_C = at.flags[2:].reshape(2, -1)
         refused, sparsity = bool(at.refused[0]), None
+        # A step that is not logged is sent without its histogram.
         if len(copy) > layout.num_read and not refused:
             histogram_LC = copy[layout.num_read :].reshape(num_layers, -1).astype(np.int64)
             sparsity = StepStats(

@@ -35,6 +35,7 @@ class CounterLayout:
         starts_P = torch.tensor(starts, device=device)
         self.bucket_T = torch.bucketize(positions, starts_P, right=True) - 1
         num_layers = self.num_layers
+        # Metrics that are counted: their sizes, and what their sums are divided by.
         metrics: list[Metric | LayerMetric] = [*METRICS, *LAYER_METRICS]
         self.counters = {metric: metric.counter for metric in metrics if metric.counter}
         self.metric_sizes = [
@@ -47,6 +48,8 @@ class CounterLayout:
         }
         self.divisors = [divisors[counter.reduction] for counter in self.counters.values()]
         by_position = num_layers * len(starts)
+        # The order of `counters._Slices`: of this rank alone, then summed over ranks. A copy of the
+        # beginning is enough for the host: the histogram follows for logged steps, the rest never.
         local = [num_layers, num_layers, 1, 1]
         self.num_local = sum(local)
         self.num_flags = 2 + 2 * num_corpora

@@ -201,6 +201,7 @@ def load(  # noqa: PLR0917
     texts = [source, *(header.read_text(encoding="utf-8") for header in _included(path, folder))]
     with cupy.cuda.Device(device_index) as device:
         function = module.get_function(kernel)
+        # Beyond 48 KiB a kernel gets shared memory only if the driver is told once.
         is_dynamic = any("exported_shared_bytes" in text for text in texts)
         shared_bytes = exported("shared_bytes") if is_dynamic else 0
         if shared_bytes > 48 * 1024:

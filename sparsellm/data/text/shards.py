@@ -263,6 +263,7 @@ def _format(name: str) -> tuple[str | None, str | None]:
     return kind, compression
 
 
+@cache  # likewise
 def stdlib_shards(
     validation_percent: float, num_shards: int
 ) -> tuple[tuple[Shard, ...], tuple[Shard, ...]]:

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import tokenizers
 import torch
-from conftest import set_arguments
+from conftest import ROOT, set_arguments
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import sparsellm
@@ -20,6 +20,16 @@ from sparsellm.runs.telemetry.records import read_metrics
 
 TEXT = "Document 1. In 2024 <|im_end|>"
 MESSAGES = [{"role": "user", "content": "why?"}]
+
+
+@pytest.fixture
+def tiny_overrides(tiny_overrides, tmp_path):
+    """With text that is tokenised in no time."""
+    text = tmp_path / "text.jsonl"
+    paragraphs = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").split("\n\n")
+    text.write_text("".join(json.dumps({"text": p}) + "\n" for p in paragraphs))
+    files = f"data.files=[{text}]"
+    return [*tiny_overrides, "data.corpus=local", files, "data.validation_fraction=0.2"]
 
 
 @pytest.fixture

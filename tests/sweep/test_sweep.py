@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import psutil
 import pytest
 import yaml
 from conftest import ROOT, TINY, process_env
-from warm import ranks
+from warm import ranks, started
 
 from sparsellm.cli import main
 from sparsellm.paths import bundled
@@ -198,23 +199,21 @@ def test_a_sweep_leaves_pytorch_to_its_workers():
 def test_a_signal_saves_the_runs_and_leaves_no_worker(sweep_file, tmp_path, signal_name):
     each = {"train.steps": 100_000}
     runs = [{"name": "long", "set": each, "seeds": [0, 1]}, {"name": "never"}]
-    command = [sys.executable, "-m", "sparsellm", "sweep", str(sweep_file(runs=runs))]
-    command += ["--set", f"logging.run_dir={tmp_path}", "--jobs", "2"]
+    program = (str(WARM),) if signal_name == "twice, to all" else ("-m", "sparsellm")
+    program += ("sweep", str(sweep_file(runs=runs)))
+    program += ("--set", f"logging.run_dir={tmp_path}", "--jobs", "2")
     logs = [tmp_path / "tiny" / f"long-seed{seed}" / "train.log" for seed in (0, 1)]
-    with subprocess.Popen(command, env=process_env(), stderr=subprocess.PIPE, text=True) as sweep:
+    with started(*program) as (sweep, lines):
         while not all(log.is_file() and "step      2/" in log.read_text() for log in logs):
-            assert sweep.poll() is None, sweep.stderr.read()
+            assert sweep.poll() is None, list(lines)
             time.sleep(0.1)
         workers = psutil.Process(sweep.pid).children(recursive=True)
-        if signal_name == "kill":
-            sweep.kill()
-        else:
-            sweep.terminate()
+        sweep.send_signal(signal.SIGKILL if signal_name == "kill" else signal.SIGTERM)
         if signal_name == "twice, to all":  # as `timeout` and a terminal's Ctrl-C do
             for process in [*workers, sweep]:
-                process.terminate()
+                process.send_signal(signal.SIGTERM)
             time.sleep(0.2)
-            sweep.terminate()
+            sweep.send_signal(signal.SIGTERM)
         assert sweep.wait(timeout=60) != 0
     assert not psutil.wait_procs(workers, timeout=30)[1]
     assert all("the same command resumes here" in log.read_text() for log in logs)

@@ -69,6 +69,7 @@ def test_sizes_are_scored_and_have_a_target(name):
     assert recipe.sparsity.target_nnz == (76 if name == "8b" else 30)
 
 
+@pytest.mark.usefixtures("suite_of_two")
 def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(
     tiny_overrides, test_data, tmp_path, cli_here, monkeypatch
 ):
@@ -76,6 +77,7 @@ def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(
     overrides += [
         f"evaluation.data_dir={test_data / 'eval'}",
         "evaluation.limit=3",
+        "evaluation.batch_size=4",
         "checkpoint.every_steps=2",
     ]
     real, calls = SparseLM._model_call, []

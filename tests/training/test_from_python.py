@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 import pytest
 import yaml
-from conftest import ROOT, TINY, process_env
+from conftest import ROOT, TINY
+from warm import ranks
 
 import sparsellm
 from sparsellm.recipe import load_recipe
@@ -62,8 +61,7 @@ def test_a_script_without_its_guard_says_so(tmp_path, guarded):
     guard = "if __name__ == '__main__':\n    " if guarded else ""
     script = tmp_path / "script.py"
     script.write_text(f"import sparsellm\n{guard}{call}\n")
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=process_env())
+    done = ranks(1, str(script))
     assert (done.returncode == 0) == guarded, done.stderr
     last = done.stderr.strip().splitlines()[-1:]
     if not guarded:

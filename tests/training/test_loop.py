@@ -94,7 +94,7 @@ def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, cli_here):
 @pytest.mark.timeout(600)
 def test_sigkills_change_nothing(tiny_overrides, cli_here):
     """Bit-identical losses, statistics and weights after kills at random instants."""
-    overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1"]
+    overrides = [*tiny_overrides, "train.steps=32", "checkpoint.every_steps=1"]
     overrides += ["validation.every_steps=7", "data.num_workers=1"]
     chance = random.Random(4)
     killed_at = []

@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEV := .venv/.dev
 COMPILERS := .venv/nvrtc/.ready
 
-.PHONY: help quickstart quickstart-gpu test test-long lint docs bench results clean
+.PHONY: help quickstart quickstart-gpu check test test-long lint docs bench results clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ quickstart-gpu: $(READY) ## train the pilot on the text in DATA=FOLDER, dense an
 	@[ -n "$(DATA)" ] || { echo 'make quickstart-gpu DATA=DIR: a folder of .txt, JSON Lines or Parquet files (column "text")'; exit 1; }
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cuda]'
 	$(BIN)/sparsellm sweep quickstart-gpu --set 'data.files=["$(abspath $(DATA))"]'
+
+check: $(DEV) ## within a minute: lint, types, and the fast tests of what changed
+	$(BIN)/python tests/check.py
 
 # On two cores three processes take 8 minutes where two take 10: many tests wait for processes that they start.
 test: $(DEV) $(COMPILERS) ## the tests that need no GPU, except those of `make test-long`

@@ -1,7 +1,7 @@
-// The activation that a kernel is compiled for: its value as a function of r = relu(z), and its slope
-// where z > 0 as a function of a = act(z), the value that the formats keep. The default is ReLU. For
+// The activation that a kernel is compiled for: its value as a function of r = relu(z); its slope where
+// z > 0, and r, as functions of a = act(z), the value that the formats keep. The default is ReLU. For
 // another one `sparsellm/ffn/activations.py` has fp32 expressions of r and of a, which are passed as
-// SPARSELLM_VALUE and SPARSELLM_SLOPE.
+// SPARSELLM_VALUE, SPARSELLM_SLOPE and SPARSELLM_INVERSE.
 #pragma once
 #include "common/element.cuh"
 
@@ -18,10 +18,14 @@ __device__ __forceinline__ uint32 activated(uint32 pair) {
   return pack_elements(activated(element_low(pair)), activated(element_high(pair)));
 }
 
+constexpr bool is_relu = false;
 __device__ __forceinline__ float slope(float a) { return SPARSELLM_SLOPE; }
+__device__ __forceinline__ float inverse(float a) { return SPARSELLM_INVERSE; }
 #else
+constexpr bool is_relu = true;
 __device__ __forceinline__ uint32 activated(uint32 pair) { return pair; }
 __device__ __forceinline__ float slope(float) { return 1.0f; }
+__device__ __forceinline__ float inverse(float a) { return a; }
 #endif
 
 // The activation of a pair of gates: values up to the threshold, which is not negative, become +0; NaN

@@ -1,8 +1,8 @@
 // columns_grad: the gradients of gate and up at their non-zeros (an architecture's up.cuh says how).
 //
 // ∇h = ∇y · W_downᵀ on the pattern, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
-// ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate) where the neuron is active. Without a gate `up` holds h, and
-// ∇up = ∇h * slope(h) where h is not 0.
+// ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate) where the neuron is active. Without a gate `up` holds h, λ is
+// the gradient of Σ relu(z), and ∇up = ∇h * slope(h) + λ where h is not 0.
 #include "common/activation.cuh"
 #include "up.cuh"
 
@@ -70,6 +70,44 @@ struct ColumnsGrad {
 
   __device__ __forceinline__ void end(const Part&, int, float) const {}
 };
+
+// Without a gate, for activations other than ReLU. In `ColumnsGrad`, λ after the slope would take registers
+// that there are none of on Hopper.
+struct UngatedColumnsGrad {
+  static constexpr bool shifts = false;
+  const int* offset;
+  const uint32* member;
+  const element* h;
+  float lambda;
+  element* d_up;
+
+  __device__ float shift() const { return 0.0f; }
+  __device__ const uint32* members(int block) const { return member + offset[block]; }
+  __device__ uint32 neuron(uint32 member) const { return member; }
+  __device__ __forceinline__ uint32 name(const Part& part, int i) const {
+    return offset[part.block] + part.start() + i;
+  }
+  template <typename Place>
+  __device__ __forceinline__ void fetch(const Part&, uint32 name, Place place, uint2& of_h,
+                                        uint2&) const {
+    of_h = column_part(h, name, place);
+  }
+  template <typename Place>
+  __device__ __forceinline__ float finish(const Part&, int, uint32 name, Place place, uint2 sums,
+                                          uint2 of_h, uint2) const {
+    *column_part(d_up, name, place) = make_uint2(d_z(sums.x, of_h.x), d_z(sums.y, of_h.y));
+    return 0.0f;
+  }
+  __device__ __forceinline__ uint32 d_z(uint32 sums, uint32 h) const {
+    return pack_elements(d_z(element_low(sums), element_low(h)),
+                         d_z(element_high(sums), element_high(h)));
+  }
+  __device__ __forceinline__ float d_z(float sum, float h) const {
+    const float d_z = sum * slope(h) + lambda;
+    return h == 0.0f ? 0.0f : d_z;
+  }
+  __device__ __forceinline__ void end(const Part&, int, float) const {}
+};
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
@@ -78,6 +116,11 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
                  const uint32* neuron, const element* gate, const element* up, const float* l1,
                  const uint2* unit, uint32* control, element* d_gate, element* d_up) {
   await_previous_kernel();
+  const Tokens tokens{map_of_dy, dy_MK, token_M, m};
+  if constexpr (!is_relu) {
+    const UngatedColumnsGrad ungated{offset, neuron, up, *l1, d_up};
+    if (gate == nullptr) return run(ungated, tokens, w_down_NK, k, unit, control);
+  }
   const ColumnsGrad op{offset, neuron, gate, up, *l1, d_gate, d_up};
-  run(op, Tokens{map_of_dy, dy_MK, token_M, m}, w_down_NK, k, unit, control);
+  run(op, tokens, w_down_NK, k, unit, control);
 }

@@ -39,7 +39,7 @@ struct Gradients {
 // The gradients of one non-zero, or of a zero.
 __device__ __forceinline__ Gradients gradients_of(float sum, float gate, float up, float lambda,
                                                   bool gated) {
-  if (!gated) return {up == 0.0f ? 0.0f : (sum + lambda) * slope(up), 0.0f, up};
+  if (!gated) return {up == 0.0f ? 0.0f : sum * slope(up) + lambda, 0.0f, up};
   const float h = element_low(pack_elements(gate * up, 0.0f));
   const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
   if (gate == 0.0f) return {0.0f, 0.0f, 0.0f};

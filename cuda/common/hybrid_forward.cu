@@ -1,7 +1,8 @@
 // hybrid_up, hybrid_down: y = h · W on the ELL rows of the hybrid format (common/hybrid.cuh), W neuron by
 // neuron: W_downᵀ as `nn.Linear` stores it; h = gate * (x · W_upᵀ) at their non-zeros, the sampled product
-// first (common/walk.cuh says how). They keep x · W_upᵀ, and add up |h|. Without W_up the gate is h, and
-// only hybrid_down runs. Rows of the backup are zero, until dense_rows fills them in.
+// first (common/walk.cuh says how). They keep x · W_upᵀ, and add up |h|. Without W_up the gate is h, only
+// hybrid_down runs, and it adds up relu(z). Rows of the backup are zero, until dense_rows fills them in.
+#include "common/activation.cuh"
 #include "common/hybrid.cuh"
 
 namespace {
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   });
   if (!gated && ell.slice == 0) {
     float sum = 0.0f;
-    each_entry(list, ell, [&](const Entry& entry, uint64) { sum += word_value(entry.word); });
+    each_entry(list, ell, [&](const Entry& entry, uint64) { sum += inverse(word_value(entry.word)); });
     store_sum(sum, l1 + ell.row_block);
   }
   sum_rows(list, ell.rows, nullptr, k, columns_of(ell.slice, slices, k), y_MK,

@@ -3,7 +3,7 @@
 //
 // ∇h = ∇y · W_downᵀ at their non-zeros, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
 // ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate); then ∇x = ∇up · W_up + ∇gate · W_gate. Without a gate
-// ∇up = ∇h * slope(h).
+// ∇up = ∇h * slope(h) + λ, the gradient of Σ relu(z).
 // `pair` keeps ∇up in the low half and ∇gate in the high one.
 #include "common/activation.cuh"
 #include "common/hybrid.cuh"
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
       const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
       pair[place] = pack_elements(d_h * gate, d_h * own * slope(gate));
     } else {
-      pair[place] = pack_elements((sum + lambda) * slope(gate), 0.0f);
+      pair[place] = pack_elements(sum * slope(gate) + lambda, 0.0f);
     }
   });
 }

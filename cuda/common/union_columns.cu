@@ -2,9 +2,10 @@
 //
 // Members are divided among warps (strips.cuh), which take 16 at a time, eight lanes per member. Counts
 // are added up by integer atomics: `nnz_M`, each token's non-zeros, and `active_N`, each neuron's
-// tokens, both zeroed by the caller. `l1` (or null) gets Σ|value| of each warp. `token_M` (or null) is
+// tokens, both zeroed by the caller. `l1` (or null) gets Σ relu(z) of each warp. `token_M` (or null) is
 // where in `nnz_M` each row's count belongs. `needed`, zeroed by the caller, gets the number of columns
 // and of non-zeros, by which the backward pass reserves memory.
+#include "common/activation.cuh"
 #include "common/columns.cuh"
 #include "common/strips.cuh"
 
@@ -73,6 +74,11 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
   const uint32 all = __reduce_add_sync(~0u, first + second);
   if (lane == 0) atomicAdd(nnz, static_cast<unsigned long long>(all));
 }
+
+// Without a gate no value is negative.
+__device__ __forceinline__ float sum_inverse(uint32 pair) {
+  return is_relu ? sum_abs(pair) : inverse(element_low(pair)) + inverse(element_high(pair));
+}
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads, blocks_each)
@@ -122,7 +128,8 @@ extern "C" __global__ void __launch_bounds__(threads, blocks_each)
         const uint4& own = eight[step];
         const uint32 i = start + step * groups + group;
         bits[step] = active_tokens(own, count) << part % 2 * 4;
-        if (l1 != nullptr) sum += sum_abs(own.x) + sum_abs(own.y) + sum_abs(own.z) + sum_abs(own.w);
+        if (l1 != nullptr)
+          sum += sum_inverse(own.x) + sum_inverse(own.y) + sum_inverse(own.z) + sum_inverse(own.w);
         if (i < min(run.to, kept)) to[static_cast<uint64>(i) * lanes] = own;
       }
       const uint64 tokens = join_tokens(bits);

@@ -10,14 +10,17 @@ class Rectified:
     """An activation that is a function of r = relu(z), as the kernels and the reference compute it.
 
     The formats store its value a. The backward pass computes its slope, the derivative for z > 0,
-    from a.
+    from a. L1 of an FFN without a gate is that of r, which is computed from a too: that of r² would
+    hardly move a neuron which is barely active, and shrink the others instead (benchmarks/LOG.md).
     """
 
     value: Callable[[Any], Any] = lambda r: r  # of a tensor r
     slope: Callable[[Any], Any] = lambda a: 1.0  # of a tensor a
+    inverse: Callable[[Any], Any] = lambda a: a  # r of a tensor a
     # The same for an fp32 number in CUDA C++; they may call what `cuda/common/activation.cuh` has.
     device_value: str = "r"
     device_slope: str = "1.0f"
+    device_inverse: str = "a"
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,10 @@ ACTIVATIONS = {
             kernels=Rectified(
                 value=lambda r: r.square(),
                 slope=lambda a: 2 * a.sqrt(),
+                inverse=lambda a: a.sqrt(),
                 device_value="r*r",
                 device_slope="2.0f*root(a)",
+                device_inverse="root(a)",
             ),
         ),
         Activation("silu", "SiLU", exact_zeros=False),

@@ -56,8 +56,8 @@ def rectified(w: FFNWeights) -> Rectified:
     return kernels
 
 
-def ffn_stats(h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> FFNStats:
-    """L1 of the hidden activations and the pattern of the gate.
+def ffn_stats(l1_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> FFNStats:
+    """L1 of what `FFNStats.l1_sum` says, and the pattern of the gate.
 
     A neuron counts as active where its *gate* is non-zero: a sparse format stores that pattern, and
     it decides which columns of W_u and W_d are read. ``token_M``: the order of the tokens in which
@@ -69,9 +69,9 @@ def ffn_stats(h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> F
     active_BN = blocks_of(in_blocks_MN).sum(dim=1, dtype=torch.int32)
     # fp32 keeps the result independent of how the batch is split, to fp32 rounding; float64
     # inputs (tests) stay float64.
-    accumulate = torch.promote_types(h_MN.dtype, torch.float32)
+    accumulate = torch.promote_types(l1_MN.dtype, torch.float32)
     return FFNStats(
-        l1_sum=h_MN.abs().sum(dtype=accumulate),
+        l1_sum=l1_MN.abs().sum(dtype=accumulate),
         nnz_M=active_MN.sum(dim=1, dtype=torch.int32),
         active_N=active_BN.sum(dim=0, dtype=torch.int32),
         union_sum=(active_BN > 0).sum(),
@@ -114,7 +114,8 @@ def dense_ffn(  # noqa: PLR0917
         before_MN = activation_function(ramp.activation)(z_MN)
         mixed_MN = before_MN + ramp.share * (gate_MN - before_MN)
         mixed_MN = mixed_MN if up_MN is None else mixed_MN * up_MN
-    return down(mixed_MN), ffn_stats(h_MN, gate_MN, token_M)
+    l1_MN = F.relu(z_MN) if gate is None and activation in RECTIFIED else h_MN
+    return down(mixed_MN), ffn_stats(l1_MN, gate_MN, token_M)
 
 
 def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
@@ -230,7 +231,10 @@ def output_of(
     """
     h_MN = up_MN if gate_MN is None else gate_MN * up_MN
     y_MK = F.linear(h_MN, w.down_KN)
-    stats = ffn_stats(h_MN, up_MN if gate_MN is None else gate_MN)
+    if gate_MN is None:
+        stats = ffn_stats(rectified(w).inverse(up_MN), up_MN)
+    else:
+        stats = ffn_stats(h_MN, gate_MN)
     if token_M is not None:
         y_MK = torch.empty_like(y_MK).index_put((token_M.long(),), y_MK)
         nnz_M = torch.empty_like(stats.nnz_M).index_put((token_M.long(),), stats.nnz_M)
@@ -259,7 +263,8 @@ def gradients_on(  # noqa: PLR0917
     They are those of x, W_g (if there is one), W_u and W_d, in their shapes.
 
     ``∇h = ∇y W_dᵀ`` where the neuron is active, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
-    ``∇h_g = ∇h * h_u``; ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
+    ``∇h_g = ∇h * h_u``, or without a gate ``∇h_u = ∇h * slope(h) + d_l1``, where ∇h is without L1;
+    ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
     ``∇W_d = hᵀ ∇y``. As on tensor cores, factors are rounded to the type of x and sums are fp32
     (float64 for float64); ∇x has x's type, and the weights' gradients are not rounded. ∇y is by row
     of x. The activations are those of `activations`; up need not be known where the gate is zero.
@@ -267,11 +272,14 @@ def gradients_on(  # noqa: PLR0917
     wide = torch.promote_types(x_MK.dtype, torch.float32)
     h_MN = up_MN if gate_MN is None else gate_MN * up_MN
     dy_MK, x_wide_MK = dy_MK.to(wide), x_MK.to(wide)
-    dh_MN = dy_MK @ w.down_KN.to(wide) + d_l1.to(wide) * h_MN.sign().to(wide)
+    l1_MN = d_l1.to(wide) * h_MN.sign().to(wide)
+    dh_MN, slope = dy_MK @ w.down_KN.to(wide), rectified(w).slope
     # Nothing flows where a neuron is not active: the derivative of relu at 0 is taken as 0.
-    dh_MN = torch.where((up_MN if gate_MN is None else gate_MN) != 0, dh_MN, 0)
-    slope = rectified(w).slope
-    d_up_MN = dh_MN * (slope(up_MN.to(wide)) if gate_MN is None else gate_MN)
+    if gate_MN is None:
+        d_up_MN = torch.where(up_MN != 0, dh_MN * slope(up_MN.to(wide)) + l1_MN, 0)
+    else:
+        dh_MN = torch.where(gate_MN != 0, dh_MN + l1_MN, 0)
+        d_up_MN = dh_MN * gate_MN
     # Rounded as it is for tensor cores.
     d_up_MN = d_up_MN.to(x_MK.dtype).to(wide)
     dx_MK = d_up_MN @ w.up_NK.to(wide)

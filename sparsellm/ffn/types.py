@@ -34,7 +34,8 @@ TOKEN_AT = [
 class FFNStats(NamedTuple):
     """Statistics of an FFN's activations. Only `l1_sum` carries a gradient."""
 
-    l1_sum: Tensor  # () fp32, Σ over tokens and units of |h|
+    # () fp32: Σ|h| over tokens and neurons, and without a gate Σ relu(z), h being its activation.
+    l1_sum: Tensor
     nnz_M: Tensor  # (M,) int32, non-zero gate activations of each token
     active_N: Tensor  # (N,) int32, tokens for which each neuron was active
     union_sum: Tensor  # () int64, Σ over blocks of 64 tokens of the neurons active for any

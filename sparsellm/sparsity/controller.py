@@ -171,8 +171,8 @@ class SparsityController:
         """The L1 term of the last forward pass, to be added to its loss; () fp32.
 
         It is ``Σ λ_l · Σ|h| / num_tokens / L``, over the layers l and over all tokens of the
-        forward pass. Like a mean cross-entropy, it is to be divided by the number of micro-batches
-        of the step. Padding counts as tokens.
+        forward pass; without a gate h is taken before ReLU² squares it. Like a mean cross-entropy,
+        it is to be divided by the number of micro-batches of the step. Padding counts as tokens.
 
         Args:
             num_tokens: by which the loss is divided, where that is not the number of tokens of this

@@ -28,10 +28,12 @@ def _problem(name: str, *, gated: bool) -> tuple[SparseFFN, Tensor]:
 
 
 def _by_formula(ffn: SparseFFN, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y, Σ|h| and non-zeros of each token."""
-    gate = activation_function(ffn.activation)(x @ ffn.pattern_weight.t())
+    """y; Σ|h|, and without a gate Σ relu(z); and non-zeros of each token."""
+    z = x @ ffn.pattern_weight.t()
+    gate = activation_function(ffn.activation)(z)
     h = gate * (x @ ffn.up_proj.weight.t()) if ffn.gated else gate
-    return h @ ffn.down_proj.weight.t(), h.abs().sum(), (gate != 0).sum(-1).flatten().int()
+    l1 = (h if ffn.gated else z.relu()).abs().sum()
+    return h @ ffn.down_proj.weight.t(), l1, (gate != 0).sum(-1).flatten().int()
 
 
 @pytest.mark.parametrize("name", SPARSE)

@@ -54,16 +54,16 @@ def controlled(model, **settings):
 
 
 def by_hand(model, x_BTK):
-    """Loss, Σ|h| of each layer and the gates of all tokens, in plain torch."""
+    """Loss, Σ|h| (without a gate Σ relu(z)) of each layer and all gates, in plain torch."""
     l1, gates = [], []
     for norm, ffn in zip(model.norms, model.ffns, strict=True):
         normed = norm(x_BTK)
         first = ffn.gate_proj if ffn.gated else ffn.up_proj
-        gate = first(normed).relu()
-        gate = gate.square() if ffn.activation == "relu2" else gate
+        z = first(normed).relu()
+        gate = z.square() if ffn.activation == "relu2" else z
         h = gate * ffn.up_proj(normed) if ffn.gated else gate
         x_BTK = x_BTK + ffn.down_proj(h)
-        l1.append(h.abs().sum())
+        l1.append((h if ffn.gated else z).abs().sum())
         gates.append(gate.detach().flatten(0, 1))
     return x_BTK.square().mean(), torch.stack(l1), gates
 

@@ -59,7 +59,7 @@ def forward(
         kernel_for("hybrid_up", x_MK).launch(
             blocks, x_MK=x_MK, w_up_NK=w.up_NK, m=m, k=k, up=up, l1=l1, **rows
         )
-    down = kernel_for("hybrid_down", x_MK)
+    down = kernel_for("hybrid_down", x_MK, "relu" if gated else w.activation)
     slices = twell.column_slices(down, w.down_NK)
     down.launch(
         blocks * slices,

@@ -157,11 +157,11 @@ def _activations(
     nnz_M = torch.empty(m, dtype=torch.int32, device=x_MK.device)
     needed = torch.empty(2, dtype=torch.int64, device=x_MK.device)
     # As many blocks of threads as fit on the GPU, or as have work.
-    kernel = kernel_for("union_columns", x_MK)
+    kernel = kernel_for("union_columns", x_MK, "relu" if gated else w.activation)
     warps = kernel.threads // 32
     most = -(-blocks * tiles * TILE_NEURONS // (kernel.exported("batch") * warps))
     grid = kernel.blocks_for(most, kernel.exported("blocks"))
-    # Parts of Σ|h|, which union_up adds up, or without a gate union_columns.
+    # Parts of L1, which union_up adds up, or without a gate union_columns.
     zeroed = [needed, active_N, nnz_M]
     if gated:
         parts = kernel_for("union_up", x_MK).exported("parts")

@@ -63,6 +63,7 @@ def compile_options(  # noqa: PLR0917
         defined = [
             f"SPARSELLM_VALUE={rectified.device_value}",
             f"SPARSELLM_SLOPE={rectified.device_slope}",
+            f"SPARSELLM_INVERSE={rectified.device_inverse}",
         ]
     if element == torch.float16:
         defined.append("SPARSELLM_FP16")

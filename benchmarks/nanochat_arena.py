@@ -174,6 +174,7 @@ class Arm:
             "target_percent": self.target or 100,
             "precision": "fp8" if self.fp8 else self.precision,
             "seed": self.seed,
+            **({"initial_l1": self.l1} if self.target else {}),
             **({"pattern_rate": self.pattern_rate} if self.pattern_rate else {}),
         }
 

@@ -50,6 +50,13 @@ class SparseTrainer(Trainer):
             loss = loss + (l1 / self.current_gradient_accumulation_steps if normalised else l1)
         return (loss, outputs) if return_outputs else loss
 
+    def log(self, logs, *args):
+        """Sends the sparsity along with the loss, to whatever ``report_to`` names."""
+        if "loss" in logs:
+            nnz = sparsity.controller.statistics().nnz_mean
+            logs["nnz_mean"] = sum(nnz) / len(nnz)
+        super().log(logs, *args)
+
 
 def blocks(path, length=64):
     """The bytes of a file, as tokens, in blocks."""

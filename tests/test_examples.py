@@ -36,6 +36,10 @@ def test_an_example_trains_towards_its_target(example, num_ranks, num_neurons, t
         assert saved["num_steps"] == 30
         assert saved["target"]["log_l1"] != [0.0]
         assert saved["neurons"]["silent_tokens_LN"].shape == (2, num_neurons)
+        state = json.loads((out / "checkpoint-60" / "trainer_state.json").read_text())
+        logged = [entry["nnz_mean"] for entry in state["log_history"] if "loss" in entry]
+        assert len(logged) == 3
+        assert logged[-1] < logged[0]
     if example == "accelerate_loop":
         assert list(out.glob("custom_checkpoint_0.*"))
 

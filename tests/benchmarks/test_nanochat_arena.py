@@ -50,10 +50,12 @@ def test_both_ffns_have_the_parameters_and_names_of_the_hosts(ffn, matrices):
     assert names[-2:] == ["c_fc", "c_proj"]
     assert len(names) == matrices
     assert sum(p.numel() for p in built.parameters()) == 8 * 768**2
+    model = nn.Module()
+    model.transformer = nn.ModuleDict({"wte": nn.Embedding(4, 768), "h": built})
     optimizer = torch.optim.SGD(built.parameters(), lr=0.1)
-    arm.control(built, optimizer)
+    arm.control(model, optimizer)
     assert isinstance(arm.controller, SparsityController)
-    x = torch.randn(2, 4, 768)
+    x = model.transformer.wte(torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]]))
     loss = arm.add_l1(built, (), built(x).square().mean())
     loss.backward()
     optimizer.step()  # the hook calls controller.step()

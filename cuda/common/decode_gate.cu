@@ -117,28 +117,17 @@ template <bool gate, int octets, typename Weight>
 __device__ __forceinline__ uint32 product_of(Shared& shared, const Problem& p,
                                              const Rows<Weight>& rows, const element* w_down,
                                              uint32 count) {
-  constexpr int tiles_at_once = max_tiles<octets>, round_tiles = Place<octets>::round_tiles;
   Copies<Weight, octets> copies(shared, rows, p.k);
   if (gate)
     await_previous_kernel();  // which does not write the weights: their copies are under way
   else
     prefetch_down(shared, w_down, p.k, count);
-  uint32 slot = 0;
-#pragma unroll 1
-  for (uint32 row = 0; row < rows.num; row += tiles_at_once * tile_rows) {
-    const int tiles = min(tiles_at_once, (rows.num - row + tile_rows - 1) / tile_rows);
-    Sums<octets> d = {};
-    multiply<octets>(shared, copies, slot, p, tiles, d);
-#pragma unroll
-    for (int first = 0; first < tiles_at_once; first += round_tiles) {
-      if (first >= tiles) break;
-      const uint32 first_row = row + first * tile_rows;
-      if constexpr (gate)
-        count = store_active<octets>(shared, p, rows, d, first, first_row, count);
-      else
-        multiply_gate<octets>(shared, p, rows, d, first, first_row);
-    }
-  }
+  for_each_round(shared, copies, rows, p, [&](const Sums<octets>& d, int first, uint32 first_row) {
+    if constexpr (gate)
+      count = store_active<octets>(shared, p, rows, d, first, first_row, count);
+    else
+      multiply_gate<octets>(shared, p, rows, d, first, first_row);
+  });
   return count;
 }
 

@@ -36,21 +36,11 @@ struct Product {
 
   template <int octets>
   __device__ __forceinline__ void run() const {
-    constexpr int tiles_at_once = max_tiles<octets>, round_tiles = Place<octets>::round_tiles;
     Copies<stored_weight, octets> copies(shared, rows, p.k);
     await_previous_kernel();  // which does not write the weights
-    uint32 slot = 0;
-#pragma unroll 1
-    for (uint32 row = 0; row < rows.num; row += tiles_at_once * tile_rows) {
-      const int tiles = min(tiles_at_once, (rows.num - row + tile_rows - 1) / tile_rows);
-      Sums<octets> d = {};
-      multiply<octets>(shared, copies, slot, p, tiles, d);
-#pragma unroll
-      for (int first = 0; first < tiles_at_once; first += round_tiles) {
-        if (first >= tiles) break;
-        store<octets>(shared, p, rows, d, first, row + first * tile_rows, y, stride);
-      }
-    }
+    for_each_round(shared, copies, rows, p, [&](const Sums<octets>& d, int first, uint32 first_row) {
+      store<octets>(shared, p, rows, d, first, first_row, y, stride);
+    });
   }
 };
 

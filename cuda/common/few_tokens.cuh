@@ -270,3 +270,25 @@ __device__ __forceinline__ float4 add_up(ProductMemory& shared, const Sums<octet
   for (int share = 1; share < num_warps; ++share) add_share(sum, shared.sums[share][warp][lane]);
   return sum;
 }
+
+// Multiplies all rows that `copies` copies. `take(d, first, first_row)` is called for each round of
+// tiles, by all threads: `first` is the round's first tile in the sums `d`, `first_row` its first row.
+template <typename Weight, int octets, typename Take>
+__device__ __forceinline__ void for_each_round(const ProductMemory& shared,
+                                               Copies<Weight, octets>& copies,
+                                               const Rows<Weight>& rows, const FewTokens& p,
+                                               const Take& take) {
+  constexpr int tiles_at_once = max_tiles<octets>, round_tiles = Place<octets>::round_tiles;
+  uint32 slot = 0;
+#pragma unroll 1
+  for (uint32 row = 0; row < rows.num; row += tiles_at_once * tile_rows) {
+    const int tiles = min(tiles_at_once, (rows.num - row + tile_rows - 1) / tile_rows);
+    Sums<octets> d = {};
+    multiply<octets>(shared, copies, slot, p, tiles, d);
+#pragma unroll
+    for (int first = 0; first < tiles_at_once; first += round_tiles) {
+      if (first >= tiles) break;
+      take(d, first, row + first * tile_rows);
+    }
+  }
+}

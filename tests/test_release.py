@@ -73,6 +73,23 @@ def test_continuous_integration_runs_the_readmes_command():
     assert "make lint test" in (ROOT / ".ci" / "run").read_text()
 
 
+def test_pre_commit_needs_no_venv_and_has_the_versions_of_development():
+    pinned = {
+        line.partition(" ")[0]
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    }
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    hooks = {hook["id"]: hook for repo in config["repos"] for hook in repo["hooks"]}
+    assert {"ruff-format", "ruff", "mypy", "check-added-large-files"} <= hooks.keys()
+    for hook in hooks.values():
+        assert hook["language"] == "python"
+        assert hook["additional_dependencies"]
+        assert set(hook["additional_dependencies"]) <= pinned
+    [limit] = re.findall(r"--enforce-all --maxkb=(\d+)", hooks["check-added-large-files"]["entry"])
+    largest = max((ROOT / "benchmarks").glob("*.jsonl"), key=lambda path: path.stat().st_size)
+    assert largest.stat().st_size <= int(limit) * 1024 <= 3 * 2**20
+
+
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 

@@ -1,10 +1,12 @@
 """Sums and maxima over ranks; of a single process, its own values."""
 
+from typing import TypeAlias
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Group = dist.ProcessGroup | None  # None: all ranks
+Group: TypeAlias = dist.ProcessGroup | None  # None: all ranks
 
 
 def all_reduce_sum(tensor: Tensor, group: Group = None) -> None:

@@ -114,15 +114,6 @@ def l1_by_layer(run: Run) -> list[float]:
     return [l1_coefficient(recipe.sparsity, run.step)] * recipe.model.num_hidden_layers
 
 
-def _queue(run: Run, number: int) -> None:
-    """Starts the next step. An error waits until it is taken: the step before it is complete."""
-    run.queued = QueuedStep(run.loader.position)
-    try:
-        run.queued.step = start_step(run, number)
-    except Exception as error:
-        run.queued.error = error
-
-
 def _take_queued(run: Run) -> StartedStep | None:
     """The step that was queued, if any; raises the error that kept it from starting."""
     queued, run.queued = run.queued, None
@@ -149,12 +140,6 @@ def start_step(run: Run, number: int) -> StartedStep:
     return StartedStep(reader, count, counters, first_sums)
 
 
-def micro_batches(run: Run) -> int:
-    """The number of micro-batches that a rank computes in a step."""
-    tokens_at_once = run.micro_batch.size * run.recipe.model.context_length
-    return run.recipe.train.global_batch_tokens // (tokens_at_once * run.accelerator.num_processes)
-
-
 def ramp_at(run: Run, step: int) -> Ramp | None:
     """The mixture of activations at a step, counted from 0; None if there is none."""
     share = ramp_share(run.recipe.ffn, step)
@@ -162,6 +147,58 @@ def ramp_at(run: Run, step: int) -> Ramp | None:
         return None
     on_device = torch.tensor(share).to(run.accelerator.device, non_blocking=True)
     return Ramp(run.recipe.ffn.ramp_from, on_device)
+
+
+def micro_batches(run: Run) -> int:
+    """The number of micro-batches that a rank computes in a step."""
+    tokens_at_once = run.micro_batch.size * run.recipe.model.context_length
+    return run.recipe.train.global_batch_tokens // (tokens_at_once * run.accelerator.num_processes)
+
+
+def begin_sharing(run: Run, accumulate: bool) -> None:
+    """Prepares what the micro-batches of a step share; ``accumulate``: there are several."""
+    fills = Fills()
+    for part in run.sharing:
+        part.begin_step(run.compute_dtype, accumulate, fills)
+    fills.fill()
+
+
+def _next_forward(run: Run, reader: MicroBatchReader, last: bool) -> LossSums:
+    """Reads the next micro-batch, and queues its forward pass. Its backward pass must follow."""
+    begin_micro_batch(run, last)
+    run.activity.begin("reading data", reader.step - 1)
+    tokens_BT1 = reader.next()
+    run.activity.begin("computing", reader.step - 1)
+    return forward(run, tokens_BT1)
+
+
+def begin_micro_batch(run: Run, last: bool) -> None:
+    """Called before a micro-batch's forward pass. Only a step's last one sums gradients over ranks.
+
+    Where FSDP2 keeps gathered weights from forward to backward (``fsdp_reshard_after_forward:
+    false``), it also keeps them for the next micro-batch: the peak of memory, at the end of a
+    forward pass, includes them in any case.
+    """
+    model = run.objective
+    if isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = last
+    elif isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        if not run.accelerator.state.fsdp_plugin.reshard_after_forward:
+            model.set_reshard_after_backward(last)
+    if last:
+        for part in run.sharing:
+            part.end_accumulation()
+
+
+def forward(run: Run, tokens_BT1: Tensor) -> LossSums:
+    """The sums of a micro-batch of this rank, with their graph."""
+    tokens_BT1 = tokens_BT1.to(run.accelerator.device, non_blocking=True)
+    inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
+    teacher_BTV = run.teacher.logits(inputs_BT) if run.teacher else None
+    with run.accelerator.autocast():
+        sums: LossSums = run.objective(inputs_BT, targets_BT, teacher_BTV)
+    return sums
 
 
 def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
@@ -188,6 +225,12 @@ def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
+def end_sharing(run: Run) -> None:
+    """Gives up what the micro-batches of a step have shared; the weights may then change."""
+    for part in run.sharing:
+        part.end_step()
+
+
 def _update(run: Run, refused: Tensor) -> float:
     """One update of the weights, or none where ``refused`` is 1; returns the learning rate.
 
@@ -210,6 +253,15 @@ def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     next step would otherwise allocate more memory besides the buckets, 4 bytes per parameter.
     """
     optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
+
+
+def _queue(run: Run, number: int) -> None:
+    """Starts the next step. An error waits until it is taken: the step before it is complete."""
+    run.queued = QueuedStep(run.loader.position)
+    try:
+        run.queued.step = start_step(run, number)
+    except Exception as error:
+        run.queued.error = error
 
 
 def _adapt(run: Run, reading: StepReading) -> None:
@@ -244,55 +296,3 @@ def choose_kernels(ffns: list[SparseFFN], readings: list[StepReading]) -> None:
             ffn.observe_union(largest)
             ffn.update_kernels(mean, nnz)
     readings.clear()
-
-
-def _next_forward(run: Run, reader: MicroBatchReader, last: bool) -> LossSums:
-    """Reads the next micro-batch, and queues its forward pass. Its backward pass must follow."""
-    begin_micro_batch(run, last)
-    run.activity.begin("reading data", reader.step - 1)
-    tokens_BT1 = reader.next()
-    run.activity.begin("computing", reader.step - 1)
-    return forward(run, tokens_BT1)
-
-
-def begin_sharing(run: Run, accumulate: bool) -> None:
-    """Prepares what the micro-batches of a step share; ``accumulate``: there are several."""
-    fills = Fills()
-    for part in run.sharing:
-        part.begin_step(run.compute_dtype, accumulate, fills)
-    fills.fill()
-
-
-def end_sharing(run: Run) -> None:
-    """Gives up what the micro-batches of a step have shared; the weights may then change."""
-    for part in run.sharing:
-        part.end_step()
-
-
-def begin_micro_batch(run: Run, last: bool) -> None:
-    """Called before a micro-batch's forward pass. Only a step's last one sums gradients over ranks.
-
-    Where FSDP2 keeps gathered weights from forward to backward (``fsdp_reshard_after_forward:
-    false``), it also keeps them for the next micro-batch: the peak of memory, at the end of a
-    forward pass, includes them in any case.
-    """
-    model = run.objective
-    if isinstance(model, DistributedDataParallel):
-        model.require_backward_grad_sync = last
-    elif isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
-        if not run.accelerator.state.fsdp_plugin.reshard_after_forward:
-            model.set_reshard_after_backward(last)
-    if last:
-        for part in run.sharing:
-            part.end_accumulation()
-
-
-def forward(run: Run, tokens_BT1: Tensor) -> LossSums:
-    """The sums of a micro-batch of this rank, with their graph."""
-    tokens_BT1 = tokens_BT1.to(run.accelerator.device, non_blocking=True)
-    inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
-    teacher_BTV = run.teacher.logits(inputs_BT) if run.teacher else None
-    with run.accelerator.autocast():
-        sums: LossSums = run.objective(inputs_BT, targets_BT, teacher_BTV)
-    return sums

@@ -53,9 +53,13 @@ class _Passed:
             self.functions.add(code)
 
 
-def test_a_step_passes_few_files_and_functions(tiny):
+@pytest.mark.parametrize(
+    ("kernels", "files", "functions"), [("dense", 14, 60), ("sparse", 21, 108)]
+)
+def test_a_step_passes_few_files_and_functions(tiny, kernels, files, functions):
     """Whoever reads one must read them all: what makes them more has to be worth that."""
-    run, stop = build_run(tiny("logging.every_steps=1", "runtime.compile=false")), StopRequest()
+    overrides = ["logging.every_steps=1", "runtime.compile=false", f"ffn.kernels={kernels}"]
+    run, stop = build_run(tiny(*overrides)), StopRequest()
     try:
         for _ in range(3):  # which read the text that the next one needs
             train_step(run, stop, launch_next=True)
@@ -63,8 +67,8 @@ def test_a_step_passes_few_files_and_functions(tiny):
             train_step(run, stop, launch_next=True)
     finally:
         close_run(run)
-    assert len({code.co_filename for code in passed.functions}) <= 14
-    assert 40 < len(passed.functions) <= 60
+    assert len({code.co_filename for code in passed.functions}) <= files
+    assert 40 < len(passed.functions) <= functions
 
 
 def test_a_step_reads_its_sums_at_once_and_nothing_else(tiny):

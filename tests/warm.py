@@ -52,6 +52,14 @@ def ranks(number: int, *program: str, config: str = "") -> subprocess.CompletedP
         return subprocess.CompletedProcess(program, status, out.read_text(), errors.read_text())
 
 
+def run(*program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, with these variables added to its environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = Path(folder) / "out", Path(folder) / "errors"
+        status = Program(program, process_env(**environment), out, errors).wait()
+        return subprocess.CompletedProcess(program, status, out.read_text(), errors.read_text())
+
+
 def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs ``accelerate launch`` with two ranks to its end; without CUDA they talk over gloo."""
     with tempfile.TemporaryDirectory() as folder:

@@ -23,6 +23,8 @@ from pathlib import Path
 IMPORTED = (
     "accelerate",
     "numpy",
+    "pandas",
+    "pyarrow.parquet",
     "pydantic",
     "safetensors.torch",
     "torch._dynamo",
@@ -83,6 +85,8 @@ def become(words: list[str], env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None  # what the environment says
+    if "HF_ENDPOINT" in env:  # read when the hub's client was imported
+        importlib.reload(sys.modules["huggingface_hub.constants"])
     if words[0] == "-m":
         sys.argv, sys.path[0] = words[1:], str(Path.cwd())
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -45,6 +45,12 @@ def traces_with_ids(traces):
     return traces
 
 
+@pytest.fixture(autouse=True)
+def _warm_after_few_runs(monkeypatch):
+    """Nothing here is timed for its own sake."""
+    monkeypatch.setattr(compare, "WARM_UP_RUNS", 3)
+
+
 @pytest.fixture
 def clock(monkeypatch, tmp_path):
     """A stage of ours takes 1 ms at 600 W, one of dense 2 ms at 700 W; nothing is compiled.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, TINY, process_env, set_arguments
+from warm import run
 
 from data.fake_hub import REPO, REVISION, FakeHub
 from sparsellm.cli import main
@@ -20,21 +21,7 @@ from sparsellm.data.text.corpus import load_corpus
 from sparsellm.data.text.shards import to_shard
 from sparsellm.data.tokenizer import load_tokenizer
 
-# In a process of its own: the hub's address is read when its client is imported.
-READ = """
-import json, logging, sys
-from sparsellm.data.text.corpus import load_corpus
-from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.data.text.blocks import BlockCache
-from sparsellm.data.stream import Cursor, LaneConfig, pack
-logging.basicConfig(level=logging.WARNING)
-corpus = load_corpus(sys.argv[1])
-config = LaneConfig(corpus.train, 0, 1, seed=3)
-stream = pack(config, BlockCache(), load_tokenizer("bytes"), 16, Cursor())
-sequences = [next(stream)[0].tolist() for _ in range(40)]
-print(json.dumps([len(corpus.train), len(corpus.validation), sequences]))
-"""
-
+READER = Path(__file__).with_name("hub_reader.py")
 SHARDS = [[f"document {i} of shard {s}, " * (1 + i % 3) for i in range(9)] for s in range(5)]
 
 
@@ -48,19 +35,18 @@ def corpus_file(tmp_path):
 
 
 def _hub_env(hub, tmp_path):
-    return process_env(
-        HF_ENDPOINT=hub.endpoint,
-        HF_HUB_OFFLINE="0",
-        HF_HOME=str(tmp_path / "cache"),
-        HF_HUB_DISABLE_XET="1",
-        NO_PROXY="127.0.0.1",
-    )
+    return {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path / "cache"),
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
 
 
 def _read(hub, corpus_file, tmp_path):
-    env = _hub_env(hub, tmp_path)
-    command = [sys.executable, "-c", READ, str(corpus_file)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    """In a process of its own: where the hub is was read when its client was imported."""
+    return run(str(READER), str(corpus_file), **_hub_env(hub, tmp_path))
 
 
 @pytest.mark.slow
@@ -137,7 +123,7 @@ def test_one_rank_lists_the_hub_for_all_ranks_and_workers(corpus_file, tmp_path)
             capture_output=True,
             text=True,
             check=False,
-            env=_hub_env(hub, tmp_path),
+            env=process_env(**_hub_env(hub, tmp_path)),
         )
         assert done.returncode == 0, done.stderr[-2000:]
         listings = _lists(hub.requests)
@@ -148,10 +134,9 @@ def test_one_rank_lists_the_hub_for_all_ranks_and_workers(corpus_file, tmp_path)
 @pytest.mark.slow
 def test_fetch_makes_a_mirror_in_the_same_order_and_continues(corpus_file, tmp_path):
     def fetch(hub):
-        command = [sys.executable, "-m", "sparsellm", "data", "fetch", str(corpus_file)]
+        command = ["-m", "sparsellm", "data", "fetch", str(corpus_file)]
         command += [str(tmp_path / "mirror"), "--shards", "3", "--workers", "1"]
-        env = _hub_env(hub, tmp_path)
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+        return run(*command, **_hub_env(hub, tmp_path))
 
     with FakeHub(SHARDS) as hub:
         first = fetch(hub)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import warm
 import yaml
 from conftest import process_env, set_arguments
 from fake_model_hub import TOKEN, FakeModelHub
@@ -24,16 +25,13 @@ def hub():
 
 
 @pytest.fixture
-def command(hub, tmp_path):
+def command(hub, tmp_path, monkeypatch):
     """Runs ``sparsellm`` in a process that takes the fake hub for the real one."""
 
     def run(*arguments: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
-        environment = process_env(**hub.environment(), HF_HOME=str(tmp_path / "cache"))
-        environment |= {"HF_TOKEN": token} if token else {"HF_TOKEN": ""}
-        return subprocess.run(
-            [sys.executable, "-m", "sparsellm", *arguments],
-            capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
-        )  # fmt: skip
+        environment = hub.environment() | {"HF_HOME": str(tmp_path / "cache")}
+        monkeypatch.chdir(tmp_path)
+        return warm.run("-m", "sparsellm", *arguments, **environment, HF_TOKEN=token or "")
 
     return run
 

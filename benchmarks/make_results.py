@@ -237,7 +237,7 @@ def _zeros(lines: Sequence[Line]) -> str:
 _USUAL: dict[str, Any] = {"gpus": 1, "config": "single", "micro_batch_size": 16}
 _USUAL["token_order"] = "auto"
 _TEXT_ORDER: dict[str, Any] = {"token_order": None, "micro_batch_size": 4}
-# Model, launch, and the keys of the sparse training's case.
+# Model, launch, and the keys of the sparse training's case; "gpu" is that of `find`.
 _TRAININGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("0.5B", "1 GPU", {"target_nnz": 30.0}),
     ("0.5B", "1 GPU, FP8", {"precision": "fp8"}),
@@ -248,6 +248,8 @@ _TRAININGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("2B", "1 GPU", {"micro_batch_size": 4, "global_batch_tokens": 131_072}),
     ("2B", "1 GPU", {}),
     ("2B", "1 GPU, FP8", {"precision": "fp8"}),
+    ("2B", "1 GPU, H100", {"micro_batch_size": 4, "gpu": "H100"}),
+    ("2B", "1 GPU, H100, FP8", {"micro_batch_size": 4, "gpu": "H100", "precision": "fp8"}),
     ("2B", "2 GPUs, DDP, text order", {"gpus": 2, "config": "ddp8"} | _TEXT_ORDER),
     ("2B", "2 GPUs, FSDP2, text order", {"gpus": 2, "config": "fsdp2"} | _TEXT_ORDER),
     ("2B", "4 GPUs, FSDP2, text order", {"gpus": 4, "config": "fsdp2"} | _TEXT_ORDER),
@@ -290,9 +292,11 @@ def _trainings(lines: Sequence[Line]) -> str:
             cells.append(_gain(*values, less=metric != "tokens_per_ms") if values else "")
         size = (_USUAL | case)["micro_batch_size"]
         active = training(lines, model, case, "nnz")
-        rows.append([model, launch, f"{size}; {_number(active[1]['value'])}", *cells])
+        mfu = training(lines, model, case, "mfu")[0]["value"]
+        nnz = _number(active[1]["value"])
+        rows.append([model, launch, f"{size}; {nnz}", *cells, f"{mfu:.0%}"])
     head = ["Model", "Launch", "Micro-batch; active", "Tokens/ms", "Peak memory, GiB"]
-    return _table([*head, "mJ per token"], rows)
+    return _table([*head, "mJ per token", "MFU of dense"], rows)
 
 
 def _arrow(sides: Comparison) -> str:

@@ -146,11 +146,25 @@ class TrainingOrder:
 
     Args:
         embedding: called with the ids, int64 (batch, length), of all tokens that the FFNs compute.
+
+    Raises:
+        ValueError: it is no `nn.Embedding`.
     """
 
     def __init__(self, embedding: nn.Embedding) -> None:
+        if not isinstance(embedding, nn.Embedding):
+            raise ValueError(
+                f"embedding: {type(embedding).__name__} is not an nn.Embedding; give the module "
+                "that is called with the token ids, such as model.get_input_embeddings()"
+            )
         self._order: TokenOrder | None = None
-        embedding.register_forward_pre_hook(self._sort)
+        # After its forward, which refuses ids that it has no row for.
+        self._handle = embedding.register_forward_hook(self._sort, with_kwargs=True)
+
+    def unwatch(self) -> None:
+        """Leaves the embedding alone, and tokens in their order."""
+        self._handle.remove()
+        self._order = None
 
     def of(self, num_tokens: int) -> TokenOrder | None:
         """The order of so many tokens; None if the current order is of other tokens."""
@@ -158,9 +172,17 @@ class TrainingOrder:
             return None
         return self._order
 
-    def _sort(self, embedding: nn.Embedding, inputs: tuple[Tensor, ...]) -> None:
-        in_training = embedding.training and torch.is_grad_enabled()
-        self._order = token_order(inputs[0], embedding.num_embeddings) if in_training else None
+    def _sort(
+        self,
+        embedding: nn.Embedding,
+        inputs: tuple[Tensor, ...],
+        keywords: dict[str, Tensor],
+        _: Tensor,
+    ) -> None:
+        self._order = None
+        if embedding.training and torch.is_grad_enabled():
+            ids_BT = inputs[0] if inputs else keywords["input"]
+            self._order = token_order(ids_BT.long(), embedding.num_embeddings)
 
 
 def _input_embedding(model: nn.Module) -> nn.Embedding | None:

@@ -103,7 +103,7 @@ class SparsityController:
         process_group: the ranks that train on different tokens; None: all of them.
 
     Raises:
-        ValueError: the model has no `SparseFFN`; an argument out of range.
+        ValueError: the model has no `SparseFFN`; an argument out of range; ``embedding`` is none.
     """
 
     def __init__(
@@ -150,6 +150,8 @@ class SparsityController:
         )
         order = TrainingOrder(embedding) if embedding is not None else None
         for ffn in self.ffns.values():
+            if ffn.training_order is not None:
+                ffn.training_order.unwatch()  # of a controller before this one
             ffn.records, ffn.training_order = True, order
         self._watch(optimizer)
 

@@ -351,6 +351,27 @@ def test_tokens_sorted_by_id_give_the_same_numbers_and_smaller_unions(kernels, c
         assert in_token_order < 0.8 * in_text_order
 
 
+def test_the_embedding_may_be_called_by_keyword_and_refuses_ids_first():
+    model = Embedded("dense")
+    controlled(model, embedding=model.embedding)
+    ids = torch.randint(7, (1, 20))
+    for controller_number in range(2):
+        assert len(model.embedding._forward_hooks) == 1, controller_number
+        controlled(model, embedding=model.embedding)
+    order = model.ffns[0].training_order
+    model.embedding(ids)
+    token_M = order.of(20).token_M
+    model.embedding(ids.flip(1))
+    assert not torch.equal(order.of(20).token_M, token_M)
+    model.embedding(input=ids)
+    assert torch.equal(order.of(20).token_M, token_M)
+    with pytest.raises(IndexError, match="index out of range in self"):
+        model.embedding(ids + 7)
+    for other in (model.ffns[0].up_proj, model.embedding.weight, "embedding"):
+        with pytest.raises(ValueError, match="give the module that is called with the token ids"):
+            controlled(model, embedding=other)
+
+
 def test_what_keeps_it_from_the_target_is_a_warning():
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -103,7 +103,8 @@ class SparsityController:
         process_group: the ranks that train on different tokens; None: all of them.
 
     Raises:
-        ValueError: the model has no `SparseFFN`; an argument out of range; ``embedding`` is none.
+        ValueError: the model has no `SparseFFN`, or one that always runs sparse and has adapters;
+            an argument out of range; ``embedding`` is none.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class SparsityController:
 
     @property
     def dense_because(self) -> str | None:
-        """Why ``auto`` runs no sparse kernels on this GPU."""
+        """Why ``auto`` runs no sparse kernels here."""
         return self._kernels.dense_because
 
     def l1_loss(self, num_tokens: int | Tensor | None = None) -> Tensor:
@@ -299,10 +300,22 @@ class SparsityController:
         Raises:
             ValueError: it is of other layers, or of other settings of the target.
         """
+        if "paths" not in state:
+            raise ValueError(
+                "this is not what SparsityController.state_dict() returned: it has "
+                f"{listed(state) if state else 'nothing'}"
+            )
         if list(state["paths"]) != list(self.ffns):
             raise ValueError(
                 f"this state is of the FFNs {listed(state['paths'])}; the model has "
                 f"{listed(self.ffns)}"
+            )
+        num_neurons = max(ffn.intermediate_size for ffn in self.ffns.values())
+        neurons = state["neurons"]
+        if neurons is not None and neurons["silent_tokens_LN"].shape[1] != num_neurons:
+            raise ValueError(
+                f"this state is of FFNs with up to {neurons['silent_tokens_LN'].shape[1]} neurons; "
+                f"the model has up to {num_neurons}"
             )
         if self._target is not None and not (
             state["target"] and self._target.load_state_dict(deepcopy(state["target"]))
@@ -312,7 +325,7 @@ class SparsityController:
                 "the controller the same arguments"
             )
         self.num_steps = state["num_steps"]
-        self._neurons, self._saved_neurons = None, state["neurons"]
+        self._neurons, self._saved_neurons = None, neurons
         device = next(iter(self.ffns.values())).pattern_weight.device
         if state["device"] in (None, _name_of(device)):
             self._kernels.load_state_dict(state)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.training_path.module import SparseFFN
@@ -15,6 +15,7 @@ from sparsellm.sparsity.counts import StepNumbers
 from sparsellm.sparsity.kernel_choice import mean_costs, reason_against_kernels
 from sparsellm.sparsity.over_ranks import Group, any_rank
 
+_OF_THE_WEIGHT = ("weight", "parametrizations.weight.")
 _NEVER = 2**62  # columns: a capacity that nothing overflows
 
 
@@ -35,6 +36,9 @@ class LayerKernels:
         switch_together: under ``auto`` all run dense or all sparse.
         ordered: tokens are sorted, see `TrainingOrder`.
         group: the ranks.
+
+    Raises:
+        ValueError: FFNs that always run sparse have linear layers that are more than their weight.
     """
 
     def __init__(
@@ -42,7 +46,12 @@ class LayerKernels:
     ) -> None:
         self._ffns, self._group = ffns, group
         self._switch_together, self._ordered = switch_together, ordered
-        self.dense_because: str | None = None  # why ``auto`` runs no sparse kernels on this GPU
+        # Why ``auto`` runs no sparse kernels here.
+        self.dense_because = _more_than_weights(ffns)
+        if self.dense_because is not None:
+            for ffn in ffns.values():
+                if ffn.kernels == "auto":
+                    ffn.use_kernels("auto")  # without costs that were measured before
         self._costs_known = False
         self._capacities: tuple[int, ...] = ()
 
@@ -91,7 +100,7 @@ class LayerKernels:
         """
         ffns = [ffn for ffn in self._ffns.values() if ffn.kernels == "auto"]
         done, self._costs_known = self._costs_known, True
-        if done or call.device.type != "cuda" or not ffns:
+        if done or self.dense_because or call.device.type != "cuda" or not ffns:
             return
         for ffn in ffns:
             n, k = ffn.pattern_weight.shape
@@ -127,8 +136,34 @@ class LayerKernels:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a `state_dict` of a GPU of the same model."""
+        if self.dense_because:
+            return
         for name, ffn in self._ffns.items():
             if ffn.kernels == "auto" and (costs := state["costs"][name]):
                 ffn.use_kernels("auto", Costs(**costs))
                 ffn.path = state["paths"][name]
                 self._costs_known = True
+
+
+def _more_than_weights(ffns: dict[str, SparseFFN]) -> str | None:
+    """Which linear layer computes more than a product with its weight, such as an adapter; if any.
+
+    The sparse kernels read weights alone.
+    """
+    for ffn_name, ffn in ffns.items():
+        for name in ffn.names:
+            layer = getattr(ffn, name)
+            others = [p for p, _ in layer.named_parameters() if not p.startswith(_OF_THE_WEIGHT)]
+            if isinstance(layer, nn.Linear) and not others:
+                continue
+            extra = f" with {others[0]}" if others else ""
+            reason = (
+                f"{ffn_name}.{name} is a {type(layer).__name__}{extra}, of which the sparse "
+                "kernels would use the weight alone"
+            )
+            if ffn.kernels == "sparse":
+                raise ValueError(
+                    f"{reason}: build its FFN with kernels='auto', which runs it dense"
+                )
+            return reason
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -214,6 +215,14 @@ def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
     other = SparsityController(Model().ffns[:2], optimizer)
     with pytest.raises(ValueError, match=r"is of the FFNs ffns.0 and 2 more; the model has 0 and"):
         other.load_state_dict(controller.state_dict())
+    wider = nn.ModuleDict(
+        {"ffns": nn.ModuleList(SparseFFN(K, N + 8, gated=True) for _ in range(L))}
+    )
+    other = SparsityController(wider, optimizer, target_nnz=8, l1_coefficient=1)
+    with pytest.raises(ValueError, match=r"with up to 96 neurons; the model has up to 104"):
+        other.load_state_dict(controller.state_dict())
+    with pytest.raises(ValueError, match=r"is not what SparsityController.state_dict\(\) returned"):
+        other.load_state_dict(model.state_dict())
 
 
 def test_a_forgotten_or_repeated_call_names_the_remedy():
@@ -290,6 +299,56 @@ def test_layers_choose_kernels_by_what_was_counted_alone_or_together():
         model = Model("auto")
         SparsityController(model, optimizer).load_state_dict(saved)
         assert [ffn.path for ffn in model.ffns] == expected
+
+
+class Around(nn.Module):
+    """A low-rank adapter around a linear layer, as PEFT's."""
+
+    def __init__(self, base_layer) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.a = nn.Linear(base_layer.in_features, 2, bias=False)
+        self.b = nn.Linear(2, base_layer.out_features, bias=False)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    def forward(self, x):
+        return self.base_layer(x) + self.b(self.a(x))
+
+
+class Within(nn.Linear):
+    """The same as a subclass, as loralib's."""
+
+    def __init__(self, base_layer) -> None:
+        super().__init__(base_layer.in_features, base_layer.out_features, bias=False)
+        self.weight = base_layer.weight
+        self.a = nn.Parameter(torch.randn(2, self.in_features))
+        self.b = nn.Parameter(torch.randn(self.out_features, 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.a.t() @ self.b.t()
+
+
+@pytest.mark.parametrize("adapter", [Around, Within])
+def test_adapters_run_dense_since_the_kernels_would_leave_them_out(adapter):
+    model, plain = Model("auto"), Model("auto")
+    for ffn in (*plain.ffns, *model.ffns):
+        ffn.use_kernels("auto", Costs(dense=1.0, fixed=0.1, per_neuron=0.0))
+    controller, optimizer = controlled(plain)
+    train(plain, controller, optimizer, batches(2))
+    assert [ffn.path for ffn in plain.ffns] == ["sparse"] * L
+    model.ffns[1].up_proj = adapter(model.ffns[1].up_proj)
+    other, optimizer = controlled(model)
+    other.load_state_dict(controller.state_dict())
+    train(model, other, optimizer, batches(2))
+    assert [ffn.path for ffn in model.ffns] == ["dense"] * L
+    reason = f"ffns.1.up_proj is a {adapter.__name__}.* would use the weight alone"
+    assert re.match(reason, other.dense_because)
+    model.ffns[1].use_kernels("sparse")
+    with pytest.raises(ValueError, match=reason + ": build its FFN with kernels='auto'"):
+        controlled(model)
 
 
 def test_layers_that_switch_together_try_the_sparse_path_once_at_the_start():

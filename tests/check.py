@@ -47,25 +47,27 @@ def changed_files(root: Path) -> list[str]:
 
 def nearest_tests(changed: Iterable[str], tests: Path) -> list[str]:
     """Files and folders under ``tests``, those that are nearest to the changes first."""
-    near: list[Path] = [tests / "test_structure.py"]
-    far: list[Path] = []
+    first_paths: list[Path] = [tests / "test_structure.py"]
+    later_paths: list[Path] = []
     for name in changed:
         path = PurePosixPath(name)
         folder, *inner = path.parts[:-1] or ("",)
         if folder == "tests" and path.name.startswith("test_"):
-            near.append(tests.joinpath(*inner, path.name))
+            first_paths.append(tests.joinpath(*inner, path.name))
         elif folder == "tests" and inner and path.suffix == ".py":
-            far.append(tests.joinpath(*inner))
+            later_paths.append(tests.joinpath(*inner))
         elif folder == "sparsellm":
             rooms = [tests.joinpath(*inner[:depth]) for depth in range(len(inner), 0, -1)]
             room = next(filter(Path.is_dir, rooms), None)
-            near += (room or tests).glob(
+            first_paths += (room or tests).glob(
                 f"**/test_{path.stem}.py" if room else f"test_{path.stem}.py"
             )
-            far += [room] if room else tests.glob(f"test_{inner[0] if inner else path.stem}.py")
+            later_paths += (
+                [room] if room else tests.glob(f"test_{inner[0] if inner else path.stem}.py")
+            )
         elif folder in OTHERS:
-            far.append(tests / OTHERS[folder])
-    return [str(path) for path in dict.fromkeys(near + far) if path.exists()]
+            later_paths.append(tests / OTHERS[folder])
+    return [str(path) for path in dict.fromkeys(first_paths + later_paths) if path.exists()]
 
 
 class TimeLimit:

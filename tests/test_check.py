@@ -35,8 +35,13 @@ def test_where_the_tests_of_a_file_are(changed, expected):
 def test_the_nearest_tests_come_first():
     changed = ["sparsellm/runs/lock.py", "sparsellm/data/stream.py", "tests/data/test_hub.py"]
     names = [path.rpartition("tests/")[2] for path in nearest_tests(changed, ROOT / "tests")]
-    near = ["test_structure.py", "runs/test_lock.py", "data/test_stream.py", "data/test_hub.py"]
-    assert names == [*near, "runs", "data"]
+    first_names = [
+        "test_structure.py",
+        "runs/test_lock.py",
+        "data/test_stream.py",
+        "data/test_hub.py",
+    ]
+    assert names == [*first_names, "runs", "data"]
 
 
 def test_what_changed(tmp_path):

@@ -153,10 +153,12 @@ def _more_than_weights(ffns: dict[str, SparseFFN]) -> str | None:
     for ffn_name, ffn in ffns.items():
         for name in ffn.names:
             layer = getattr(ffn, name)
-            others = [p for p, _ in layer.named_parameters() if not p.startswith(_OF_THE_WEIGHT)]
-            if isinstance(layer, nn.Linear) and not others:
+            unused_names = [
+                p for p, _ in layer.named_parameters() if not p.startswith(_OF_THE_WEIGHT)
+            ]
+            if isinstance(layer, nn.Linear) and not unused_names:
                 continue
-            extra = f" with {others[0]}" if others else ""
+            extra = f" with {unused_names[0]}" if unused_names else ""
             reason = (
                 f"{ffn_name}.{name} is a {type(layer).__name__}{extra}, of which the sparse "
                 "kernels would use the weight alone"

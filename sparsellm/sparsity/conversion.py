@@ -34,6 +34,8 @@ from sparsellm.ffn.training_path.module import SparseFFN
 
 # Two orders of the same operations differ by less, in any type.
 _TOLERANCE = 0.02
+# What configurations of transformers call the activation of FFNs.
+_ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function")
 
 
 @dataclass
@@ -42,9 +44,16 @@ class Replacement:
 
     replaced: list[str] = field(default_factory=list)
     left_alone: dict[str, str] = field(default_factory=dict)  # name → why
+    # Of those replaced: the model's configuration does not say their new activation.
+    not_in_config: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} FFNs replaced"]
+        if self.not_in_config:
+            lines.append(
+                f"{_first_of(self.not_in_config)}: the model's configuration does not say their "
+                "activation; after from_pretrained, call replace_ffns again as here"
+            )
         lines += [f"left alone: {name or 'the model itself'}: {why}" for name, why in self.reasons]
         if not self.replaced and not self.left_alone:
             lines.append("nothing in this model looks like an FFN: give `names` and `projections`")
@@ -57,7 +66,11 @@ class Replacement:
         for name, why in self.left_alone.items():
             by_reason.setdefault(why, []).append(name)
         for why, names in by_reason.items():
-            yield names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""), why
+            yield _first_of(names), why
+
+
+def _first_of(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def replace_ffns(
@@ -85,8 +98,10 @@ def replace_ffns(
             gate. None: those of the usual libraries. On the meta device they must be given, with
             the activation, since no forward can be tried there.
         activation: ``relu`` or ``relu2``: takes the place of the model's own activation, which
-            changes what the model computes until it has been trained on; ``config.hidden_act`` is
-            set to it. None keeps the model's, which must be one of these.
+            changes what the model computes until it has been trained on. The configuration says
+            so too (``hidden_act``, and what else `transformers` calls it), unless other FFNs of the
+            model keep theirs; the result names those of which it does not. None keeps the model's,
+            which must be one of these.
         kernels: see `SparseFFN.use_kernels`.
 
     Returns:
@@ -113,11 +128,39 @@ def replace_ffns(
         else:
             _put(model, module, ffn)
             result.replaced.append(name)
-    # The configuration has one activation, so it is right only where all FFNs were replaced.
-    config: Any = getattr(model, "config", None)
-    if activation is not None and not result.left_alone and hasattr(config, "hidden_act"):
-        config.hidden_act = activation
+    if activation is not None:
+        in_config = _set_in_configs(model, activation, result)
+        if hasattr(model, "save_pretrained"):
+            result.not_in_config = [name for name in result.replaced if name not in in_config]
     return result
+
+
+def _set_in_configs(model: nn.Module, activation: str, result: Replacement) -> set[str]:
+    """Writes the activation into the model's configurations; returns the FFNs that they cover.
+
+    A configuration has one activation for all FFNs of its module. A model of several parts, such
+    as one of images and text, has several.
+    """
+    others = {name for name, ffn in find_ffns(model) if not isinstance(ffn, SparseFFN)}
+    others |= result.left_alone.keys()
+    covered: set[str] = set()
+    seen: set[int] = set()  # a configuration is that of the outermost module that has it
+    for prefix, module in model.named_modules():
+        config: Any = getattr(module, "config", None)
+        keys = [key for key in _ACTIVATION_KEYS if isinstance(getattr(config, key, None), str)]
+        if not keys or id(config) in seen:
+            continue
+        seen.add(id(config))
+        inside = {name for name in result.replaced if _is_inside(name, prefix)}
+        if inside and not any(_is_inside(name, prefix) for name in others):
+            for key in keys:
+                setattr(config, key, activation)
+            covered |= inside
+    return covered
+
+
+def _is_inside(name: str, prefix: str) -> bool:
+    return not prefix or name.startswith(prefix + ".")
 
 
 def _candidates(model: nn.Module, names: Iterable[str] | None) -> Iterator[tuple[str, nn.Module]]:

@@ -10,6 +10,8 @@ from transformers import (
     ArceeConfig,
     ArceeForCausalLM,
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     OPTConfig,
@@ -75,7 +77,36 @@ def test_the_function_and_the_parameters_stay(kind, config, activation, gated, k
     torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_another_activation_is_what_the_saved_model_computes(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "config", "key"),
+    [
+        (LlamaForCausalLM, LlamaConfig, "hidden_act"),  # SiLU
+        (Gemma2ForCausalLM, Gemma2Config, "hidden_activation"),  # GELU
+    ],
+)
+def test_another_activation_is_what_the_saved_model_computes(kind, config, key, tmp_path):
+    model = hugging_face(kind, config)
+    result = sparsellm.replace_ffns(model, activation="relu")
+    assert str(result) == "2 FFNs replaced"
+    model.eval().save_pretrained(tmp_path)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert getattr(stock.config, key) == "relu"
+    torch.testing.assert_close(stock.eval()(IDS).logits, model(IDS).logits)
+
+
+def test_the_configuration_does_not_speak_of_ffns_that_stay(tmp_path):
+    model = hugging_face(LlamaForCausalLM, LlamaConfig)
+    result = sparsellm.replace_ffns(model, "model.layers.0.mlp", activation="relu")
+    assert result.left_alone == {}
+    assert result.not_in_config == ["model.layers.0.mlp"]
+    assert "after from_pretrained, call replace_ffns again as here" in str(result)
+    model.eval().save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    sparsellm.replace_ffns(again, "model.layers.0.mlp", activation="relu")
+    torch.testing.assert_close(again.eval()(IDS).logits, model(IDS).logits)
+
+
+def test_an_activation_that_has_to_be_replaced_is_named():
     model = hugging_face(LlamaForCausalLM, LlamaConfig)  # SiLU
     left = sparsellm.replace_ffns(model)
     assert left.replaced == []
@@ -85,11 +116,6 @@ def test_another_activation_is_what_the_saved_model_computes(tmp_path):
         "0 FFNs replaced",
         f"left alone: model.layers.0.mlp and 1 more: {reason}",
     ]
-    assert sparsellm.replace_ffns(model, activation="relu").left_alone == {}
-    model.eval().save_pretrained(tmp_path)
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert stock.config.hidden_act == "relu"
-    torch.testing.assert_close(stock.eval()(IDS).logits, model(IDS).logits)
 
 
 class HostLinear(nn.Linear):

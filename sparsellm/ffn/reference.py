@@ -36,7 +36,7 @@ def stands_in(device: torch.device) -> bool:
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of an entry of `architecture.ACTIVATIONS`."""
+    """The function of an entry of `activations.ACTIVATIONS`."""
     kernels = ACTIVATIONS[name].kernels
     if kernels is None:
         function: Callable[[Tensor], Tensor] = getattr(F, name)
@@ -97,7 +97,7 @@ def dense_ffn(  # noqa: PLR0917
         gate: computes ``x W_g``, such as an `nn.Linear`.
         up: ``x W_u``.
         down: ``h W_d``.
-        activation: a name of `architecture.ACTIVATIONS`.
+        activation: a name of `activations.ACTIVATIONS`.
         token_M: see `ffn_stats`.
         ramp: y is that of a mixture of activations; the statistics, and so L1 and what counts as
             active, remain those of ``activation``.

@@ -47,7 +47,7 @@ class FFNStats(NamedTuple):
 class Ramp(NamedTuple):
     """A mixture of activations: one is replaced by another over many steps."""
 
-    activation: str  # the one that is replaced, a name of `architecture.ACTIVATIONS`
+    activation: str  # the one that is replaced, a name of `activations.ACTIVATIONS`
     share: Tensor  # () fp32, of the activation that replaces it
 
 
@@ -69,7 +69,7 @@ class FFNWeights(NamedTuple):
     b_down_K: Tensor | None = None
     threshold: float = 0.0  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
     relu_up: bool = False  # dReLU: relu(gate) * relu(up); with a gate, and at inference only
-    activation: str = "relu"  # a name of `architecture.ACTIVATIONS` that has kernels
+    activation: str = "relu"  # a name of `activations.ACTIVATIONS` that has kernels
     # In FP8: the matrix whose product decides which neurons are active. That product, pattern and
     # values, is then computed from this; everything else from the matrices above.
     # See also `in_fp8`.

@@ -183,7 +183,8 @@ class SparsityConfig(StrictModel):
         0.0,
         ge=0,
         description="λ, the weight of the L1 loss: |h| summed over the neurons of a layer and "
-        "averaged over tokens and layers. The paper's eq. 2 takes the mean over the neurons "
+        "averaged over tokens and layers; of relu2 without a gate, h before it is squared. The "
+        "paper's eq. 2 takes the mean over the neurons "
         "instead: λ_eq2 = λ · intermediate_size",
     )
     l1_zero_steps: NonNegativeInt = Field(

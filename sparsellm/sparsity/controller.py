@@ -28,7 +28,7 @@ class SparsityStatistics:
 
     step: int  # 1 is the first
     num_tokens: int
-    l1: float  # Σ|h|, mean over tokens and layers
+    l1: float  # Σ|h| as in `l1_loss`, mean over tokens and layers
     l1_coefficient: list[float]  # λ
     nnz_mean: list[float]  # neurons active for a token
     nnz_p50: list[int]
@@ -89,7 +89,7 @@ class SparsityController:
         target_per_layer: each layer has its own λ and reaches the target; otherwise one λ leads to
             it as the mean over layers.
         l1_coefficient: λ, the weight of |h| summed over the neurons of a layer and averaged over
-            tokens and layers; with a target, where λ starts.
+            tokens and layers (see `l1_loss`); with a target, where λ starts.
         l1_zero_steps: optimizer steps at the start for which λ is zero.
         warmup_steps: of the learning rate, in optimizer steps; λ moves more slowly meanwhile.
         dead_window_tokens: a neuron active for none of so many tokens (of all ranks) is dead.

@@ -33,7 +33,7 @@ class StepNumbers(NamedTuple):
     """What the host reads of a step: over all ranks, but for the last."""
 
     num_tokens: int
-    l1_L: list[float]  # Σ|h|, mean over tokens
+    l1_L: list[float]  # `FFNStats.l1_sum`, mean over tokens
     nnz_L: list[float]  # non-zeros per token
     union_L: list[float]  # neurons active for any of 64 neighbouring tokens, mean
     recomputed: int  # patterns that backward computed again, for want of room

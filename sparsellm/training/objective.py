@@ -26,7 +26,7 @@ class LossSums(NamedTuple):
     """Sums over the tokens of one micro-batch; nothing here is averaged, so splits add up."""
 
     cross_entropy_sum: Tensor  # () fp32, nats
-    l1_sum_L: Tensor  # (L,) fp32, Σ over tokens and units of |h|, layer by layer
+    l1_sum_L: Tensor  # (L,) fp32, `FFNStats.l1_sum` of each layer
     nnz_LBT: Tensor  # (L, B, T) int32, active neurons of each token
     active_LN: Tensor  # (L, N) int32, number of tokens for which each neuron was active
     # (L,) int64, Σ over blocks of 64 tokens of the number of neurons active for any of them.

@@ -123,7 +123,7 @@ def dense_rows(
     ``token_M``: (M,) int32, the row of y that each row of x becomes; None where it is the same.
 
     Returns:
-        With ``backup`` parts of Σ|h|, fp32, to be added up.
+        With ``backup`` parts of L1, fp32, to be added up.
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     gated = w.gate_NK is not None

@@ -165,7 +165,7 @@ def kernel_for(
     Args:
         kernel: its name.
         like: the tensor.
-        activation: a name of `architecture.ACTIVATIONS` that has kernels; for kernels whose source
+        activation: a name of `activations.ACTIVATIONS` that has kernels; for kernels whose source
             includes ``cuda/common/activation.cuh``.
         fp8: the gate's weights are e4m3; for the kernels that compute a gate.
 

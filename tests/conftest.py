@@ -207,6 +207,18 @@ def _no_progress_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsellm.waiting.QUIET_SECONDS", threading.TIMEOUT_MAX)
 
 
+@pytest.fixture
+def sample_of_text() -> None:
+    """A training within this process ends with text that its model writes, as for users."""
+
+
+@pytest.fixture(autouse=True)
+def _no_sample(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others do not: it would be a sixth of the time of a tiny run."""
+    if "sample_of_text" not in request.fixturenames:
+        monkeypatch.setattr("sparsellm.cli.command._write_sample", lambda *_: None)
+
+
 @pytest.fixture(autouse=True)
 def _any_precision() -> Iterator[None]:
     """accelerate keeps the precision of a process's first training; tests use several."""

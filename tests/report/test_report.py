@@ -351,6 +351,7 @@ def test_without_evaluations_the_report_says_so(tiny):
 # --- the page -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("sample_of_text")
 def test_a_training_ends_with_text_that_the_report_shows(tiny, tiny_overrides, cli_here):
     train = ["train", "debug", *set_arguments(tiny_overrides)]
     printed = cli_here(*train).stdout

@@ -275,9 +275,13 @@ def _apply(content: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ValueError(f"--set {override!r}: write it as section.key=value")
     *sections, leaf = key.strip().split(".")
+    shown = override if len(override) < 100 else f"{override[:100]}…"
+    value = parse_yaml(text, f"--set {shown!r}")
+    if not sections:  # perhaps a section, of which it states some keys
+        content.update(_merge(content, {leaf: value}))
+        return
     for section in sections:
         content = content.setdefault(section, {})
         if not isinstance(content, dict):
             raise ValueError(f"--set {override!r}: {section!r} is a value, not a section")
-    shown = override if len(override) < 100 else f"{override[:100]}…"
-    content[leaf] = parse_yaml(text, f"--set {shown!r}")
+    content[leaf] = value

@@ -37,7 +37,8 @@ def train(
 
     Args:
         recipe: the name of a bundled recipe, a YAML file, or a `Recipe` as it is.
-        overrides: values by dotted key, such as ``{"ffn.kernels": "dense"}``; not with a `Recipe`.
+        overrides: values by dotted key, such as ``{"ffn.kernels": "dense"}``, or by section; not
+            with a `Recipe`.
         resume: a checkpoint that a new run begins from.
         fresh: starts at step 0; an earlier run of the same name is moved aside.
         init_from: a run, a checkpoint or a Hugging Face folder with the weights of step 0.

@@ -197,6 +197,14 @@ def test_unknown_key_names_file_key_and_nearest(tmp_path):
         load_recipe(str(path))
 
 
+def test_a_section_states_what_differs_as_in_a_file():
+    recipe, plain = load_recipe("debug", ["train={steps: 3}"]), load_recipe("debug")
+    assert (recipe.train.steps, plain.train.steps) == (3, 120)
+    assert recipe.train.micro_batch_size == plain.train.micro_batch_size
+    recipe = load_recipe("debug", ["sparsity={target_nnz: 30}"])  # all of its keys have defaults
+    assert recipe.sparsity.l1_coefficient == plain.sparsity.l1_coefficient > 0
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

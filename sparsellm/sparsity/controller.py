@@ -3,6 +3,7 @@
 L layers, M tokens of a micro-batch, N neurons.
 """
 
+import math
 import warnings
 import weakref
 from collections.abc import Iterable
@@ -14,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.token_order import TrainingOrder
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.sparsity.counts import SparsityStats, StepCounts, StepNumbers, nnz_statistics
 from sparsellm.sparsity.layer_kernels import Call, LayerKernels
 from sparsellm.sparsity.over_ranks import Group
@@ -103,8 +106,8 @@ class SparsityController:
         process_group: the ranks that train on different tokens; None: all of them.
 
     Raises:
-        ValueError: the model has no `SparseFFN`, or one that always runs sparse and has adapters;
-            an argument out of range; ``embedding`` is none.
+        ValueError: the model has no `SparseFFN`, with a target one of SiLU, or one that always runs
+            sparse and has adapters; an argument out of range; ``embedding`` is none.
     """
 
     def __init__(
@@ -125,7 +128,10 @@ class SparsityController:
         self.ffns = named_ffns(model)
         settings = _Settings(target_nnz, target_per_layer, l1_coefficient, l1_zero_steps)
         settings.check()
+        _check_range("warmup_steps", warmup_steps, at_least=0)
         _check_range("dead_window_tokens", dead_window_tokens, at_least=1)
+        if target_nnz is not None:
+            _check_zeros(self.ffns)
         self._settings = settings
         self._target: TargetController | None = None
         if target_nnz is not None:
@@ -380,5 +386,14 @@ def _device_name(counts: StepCounts | None) -> str | None:
 
 
 def _check_range(name: str, value: float, *, at_least: float) -> None:
-    if not value >= at_least:
-        raise ValueError(f"{name} {value} must be at least {at_least}")
+    if not at_least <= value < math.inf:
+        raise ValueError(f"{name} {value} must be at least {at_least}, and finite")
+
+
+def _check_zeros(ffns: dict[str, SparseFFN]) -> None:
+    for name, ffn in ffns.items():
+        if not ACTIVATIONS[ffn.activation].exact_zeros:
+            raise ValueError(
+                f"target_nnz: {name} has {ffn.activation}, of which no activation is exactly zero; "
+                "build it with activation='relu' or 'relu2', or set target_nnz to None"
+            )

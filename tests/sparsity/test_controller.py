@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import warnings
 
@@ -259,6 +260,12 @@ def test_a_model_that_does_not_fit_names_the_remedy():
         SparsityController(Model(), optimizer, target_nnz=30)
     with pytest.raises(ValueError, match="l1_coefficient -1 must be at least 0"):
         SparsityController(Model(), optimizer, l1_coefficient=-1)
+    with pytest.raises(ValueError, match="l1_coefficient inf must be at least 0, and finite"):
+        SparsityController(Model(), optimizer, l1_coefficient=math.inf)
+    with pytest.raises(ValueError, match="warmup_steps -1 must be at least 0"):
+        SparsityController(Model(), optimizer, warmup_steps=-1)
+    with pytest.raises(ValueError, match=r"ffns.0 has silu, .* activation='relu' or 'relu2'"):
+        SparsityController(Model(activation="silu"), optimizer, target_nnz=3, l1_coefficient=1e-3)
     model, [x] = Model(), batches()
     controller, _ = controlled(model)
     model.ffns[0](x)

@@ -19,7 +19,7 @@ def blocks(path, length=64):
 
 
 def main(text, folder):
-    """Trains a model of a second on a file, and saves the state from which it could go on."""
+    """Trains a tiny model on a file for seconds, and saves the state from which it could go on."""
     accelerator = Accelerator(gradient_accumulation_steps=2)
     set_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}

@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 def main(path):
-    """Trains a model of a second on a file, each rank on its own blocks."""
+    """Trains a tiny model on a file for a few seconds, each rank on its own blocks."""
     dist.init_process_group("gloo")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

@@ -73,7 +73,7 @@ def _analyze(options: argparse.Namespace) -> None:
 _LEGEND = (
     "mean, p50, p99, max: neurons active for a token; tile: the most of 256 adjacent ones",
     "union 64, 128, 256: neurons active for at least one of so many neighbouring tokens",
-    "top 256, 512: share of all firings that so many neurons have; never: neurons without any",
+    "top 256, 512: share of all activations that so many neurons have; never: neurons without any",
 )
 
 

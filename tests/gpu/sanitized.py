@@ -14,10 +14,10 @@ from torch import Tensor
 
 from sparsellm.decoding import token_kernels
 from sparsellm.decoding.kv_cache import LayerCache, Positions
-from sparsellm.decoding.token_math import Heads, Linear
+from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
-from sparsellm.ffn.kernels import hybrid, inference, twell, union
+from sparsellm.ffn.kernels import hybrid, inference, linear, twell, union
 from sparsellm.ffn.kernels.compiler import compile
 from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES
 from sparsellm.ffn.token_order import token_order
@@ -27,24 +27,22 @@ from sparsellm.ffn.types import (
     MAX_DECODE_TOKENS,
     BackwardInputs,
     FFNWeights,
+    Linear,
     MatrixGradients,
     Room,
     TokenOrder,
 )
 from tests.gpu.conditions import forced
 
+DEVICE = "cuda"
+
 
 def main(name: str) -> None:
     """Inference and training by an architecture's kernels, and the dense ones; all with tails."""
     torch.manual_seed(0)
     [architecture] = (a for a in ARCHITECTURES if a.name == name)
-    with mock.patch("torch.nn.functional.linear", linear), forced(name):
-        infer()
-        decode()
-        if architecture.makes_gate:  # otherwise FP8 is a GEMM of PyTorch's
-            infer_fp8(200, 272, 776)
-        for shape in ((200, 264, 776), (65, 72, 264), (1100, 72, 40), (200, 72, 1032)):
-            train(*shape)
+    with forced(name):
+        run_all(fp8=architecture.makes_gate)  # otherwise FP8 is a GEMM of PyTorch's
     folders = {"common", architecture.folder}
     num_sources = sum(path.parent.name in folders for path in compile.sources().values())
     ran = compile.load.cache_info().currsize
@@ -53,7 +51,18 @@ def main(name: str) -> None:
     print("all kernels ran")
 
 
-def linear(x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
+def run_all(*, fp8: bool) -> None:
+    """Launches every kernel of the present architecture."""
+    with mock.patch("torch.nn.functional.linear", product):
+        infer()
+        decode()
+        if fp8:
+            infer_fp8(200, 272, 776)
+        for shape in ((200, 264, 776), (65, 72, 264), (1100, 72, 40), (200, 72, 1032)):
+            train(*shape)
+
+
+def product(x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
     """A product without a GEMM, in three launches: the sanitizer slows each of them down."""
     y_MN = (x_MK[:, None].float() * w_NK.float()).sum(2)
     return (y_MN if b_N is None else y_MN + b_N).to(x_MK.dtype)
@@ -61,14 +70,14 @@ def linear(x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
 
 def matrix(*shape: int) -> Tensor:
     """Random."""
-    return torch.randn(shape, device="cuda").bfloat16()
+    return torch.randn(shape, device=DEVICE).bfloat16()
 
 
 def infer() -> None:
     """Each kernel by itself, and decoding."""
     quantised_rows(matrix(200, 264))
-    token_order(torch.arange(300, device="cuda").view(3, 100) % 7, 7)
-    device = torch.device("cuda", torch.cuda.current_device())
+    token_order(torch.arange(300, device=DEVICE).view(3, 100) % 7, 7)
+    device = matrix(1).device
     for m, k, n in ((200, 264, 776), (65, 72, 264)):
         x_MK, w_NK, y_MK = matrix(m, k), matrix(n, k), matrix(m, k)
         b_N, b_K = matrix(n) - 20, matrix(k)
@@ -104,9 +113,9 @@ def decode() -> None:
         x_MK, weights = matrix(m, 272), (matrix(40, 272), matrix(24, 272))
         for quantise in (lambda _: None, quantised_rows):
             layers = (Linear(w_NK, matrix(len(w_NK)), quantise(w_NK)) for w_NK in weights)
-            token_kernels.linears(x_MK, tuple(layers))
+            linear.linears(x_MK, tuple(layers))
         token_kernels.residual_norm(x_MK, matrix(m, 272), matrix(272), 1e-5)
-        first_M = torch.arange(m, device="cuda")
+        first_M = torch.arange(m, device=DEVICE)
         cache = LayerCache(matrix(m, 2, capacity, 32), matrix(m, 2, capacity, 32))
         at = Positions(60 - first_M, first_M, 60, rotary)
         token_kernels.attend(matrix(m, 8 * 32), heads, cache, at)
@@ -114,7 +123,7 @@ def decode() -> None:
 
 def order_of(m: int) -> TokenOrder:
     """The last token first."""
-    row_M = torch.arange(m - 1, -1, -1, device="cuda")
+    row_M = torch.arange(m - 1, -1, -1, device=DEVICE)
     return TokenOrder(row_M.int(), row_M)
 
 

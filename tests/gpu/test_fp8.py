@@ -256,8 +256,9 @@ def test_a_model_in_fp8_takes_less_memory_than_in_bf16_and_is_saved_and_trained(
     numbers, rows = sum(p.numel() for p in moved), sum(len(p) for p in moved)
     assert numbers - 4 * rows - 1024 * len(moved) <= saved <= numbers
     with torch.no_grad():
-        assert relative(model(tokens).logits, expected) < 0.1
-        assert relative(model(tokens[:, :20]).logits, expected[:, :20]) < 0.1
+        # Rounding the same layers' weights and tokens to e4m3 in plain torch gives 0.116.
+        assert relative(model(tokens).logits, expected) < 0.13
+        assert relative(model(tokens[:, :20]).logits, expected[:, :20]) < 0.13
         assert saved == in_bf16 - torch.cuda.memory_allocated()
     model.save_pretrained(tmp_path)
     again = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).state_dict()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gpu import sanitized
 
 from ffn.kernels import nvrtc
 from ffn.kernels.test_compile import NEWEST, compile_kernels
@@ -161,6 +162,16 @@ def test_every_launch_passes_what_its_kernel_takes(architecture, launched):
     folders = {"common", architecture.folder}
     expected = {k for k, path in compile.sources().items() if path.parent.name in folders}
     assert {kernel for kernel, _ in launched} == expected
+
+
+@pytest.mark.timeout(900)
+def test_what_the_sanitizer_is_shown_launches(architecture, launched, everywhere, monkeypatch):
+    """As far as a CPU gets: there operators do not launch, neither training nor token sorting."""
+    monkeypatch.setattr(sanitized, "DEVICE", "cpu")
+    everywhere("why_no_kernels", lambda device: None)
+    sanitized.run_all(fp8=architecture.makes_gate)
+    decoding = {kernel for kernel in compile.sources() if kernel.startswith("decode_")}
+    assert decoding | {"residual_norm", "hybrid_grad"} <= {kernel for kernel, _ in launched}
 
 
 @pytest.mark.timeout(900)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import tokenizers
 import torch
 import transformers
+from conftest import ROOT
 from safetensors.torch import load_file, save_file
 
 from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
@@ -155,3 +157,11 @@ def write_chat_model(folder, template="<bos> $A", **shape):
     (folder / "LICENSE").write_text("Permission is granted.\n")
     (folder / "USAGE.md").write_text("Ask it.\n")
     return folder
+
+
+def short_text(folder: Path) -> list[str]:
+    """Overrides for text in the folder that a tokenizer of Hugging Face's takes no time for."""
+    file = folder / "text.jsonl"
+    paragraphs = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").split("\n\n")
+    file.write_text("".join(json.dumps({"text": p}) + "\n" for p in paragraphs))
+    return ["data.corpus=local", f"data.files=[{file}]", "data.validation_fraction=0.2"]

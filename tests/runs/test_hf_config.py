@@ -14,7 +14,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sparsellm
-from runs.hf_models import MODELS, PUBLISHED, change, logits, stock_model, write_model
+from runs.hf_models import (
+    MODELS,
+    PUBLISHED,
+    change,
+    logits,
+    short_text,
+    stock_model,
+    write_model,
+)
 from sparsellm.cli import main
 from sparsellm.export.card import model_card
 from sparsellm.export.save_export import export, import_export
@@ -96,7 +104,8 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
     folder, tiny_overrides, tmp_path, capsys
 ):
     overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
-    command = ["train", "debug", *set_arguments([*overrides, "ffn.activation=relu"])]
+    overrides += ["ffn.activation=relu", *short_text(tmp_path)]
+    command = ["train", "debug", *set_arguments(overrides)]
     assert main([*command, "--init-from", str(folder), "--set", "train.steps=1"]) == 0
     out = capsys.readouterr().out
     assert f"weights of {folder}; the optimizer and the data begin at step 0" in out

@@ -8,11 +8,11 @@ import shutil
 import pytest
 import tokenizers
 import torch
-from conftest import ROOT, set_arguments
+from conftest import set_arguments
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import sparsellm
-from runs.hf_models import CHAT_TEMPLATE, write_chat_model
+from runs.hf_models import CHAT_TEMPLATE, short_text, write_chat_model
 from sparsellm.cli import main
 from sparsellm.export.save_export import export, import_export
 from sparsellm.runs.huggingface.pretrained import find_checkpoint, load_pretrained
@@ -24,12 +24,7 @@ MESSAGES = [{"role": "user", "content": "why?"}]
 
 @pytest.fixture
 def tiny_overrides(tiny_overrides, tmp_path):
-    """With text that is tokenised in no time."""
-    text = tmp_path / "text.jsonl"
-    paragraphs = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").split("\n\n")
-    text.write_text("".join(json.dumps({"text": p}) + "\n" for p in paragraphs))
-    files = f"data.files=[{text}]"
-    return [*tiny_overrides, "data.corpus=local", files, "data.validation_fraction=0.2"]
+    return [*tiny_overrides, *short_text(tmp_path)]
 
 
 @pytest.fixture

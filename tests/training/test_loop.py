@@ -155,7 +155,7 @@ def test_what_a_rank_does_is_told_and_records_are_on_disk_before_a_checkpoint(
 
 
 def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_here):
-    overrides = [*tiny_overrides, "train.steps=30", "sparsity.l1_coefficient=0.1"]
+    overrides = [*tiny_overrides, "train.steps=15", "sparsity.l1_coefficient=0.1"]
     overrides += ["runtime.activation_checkpointing=true"]
     outcomes = []
     for kernels in ("dense", "sparse"):

@@ -166,10 +166,17 @@ class TrainingOrder:
         self._handle.remove()
         self._order = None
 
-    def of(self, num_tokens: int) -> TokenOrder | None:
-        """The order of so many tokens; None if the current order is of other tokens."""
-        if self._order is None or len(self._order.token_M) != num_tokens:
+    def of(self, num_tokens: int, device: torch.device) -> TokenOrder | None:
+        """The order of so many tokens: that of the text if the current order is of other tokens.
+
+        None where no gradient is needed. Else it is always an order: activation checkpointing may
+        repeat a forward pass after another one, and must then save as many tensors as before.
+        """
+        if not torch.is_grad_enabled():
             return None
+        if self._order is None or len(self._order.token_M) != num_tokens:
+            row_M = torch.arange(num_tokens, device=device)
+            return TokenOrder(row_M.int(), row_M)
         return self._order
 
     def _sort(

@@ -417,6 +417,27 @@ def test_tokens_sorted_by_id_give_the_same_numbers_and_smaller_unions(kernels, c
         assert in_token_order < 0.8 * in_text_order
 
 
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+def test_what_is_computed_before_a_checkpointed_backward_pass_may_be_other_tokens(kernels):
+    """Activation checkpointing then repeats the forward pass without its order."""
+    first, second = torch.randint(7, (2, 4, 64), generator=torch.Generator().manual_seed(3))
+    model, plain = Embedded(kernels), Embedded(kernels)
+    model.checkpointed = True
+    controller, _ = controlled(model, embedding=model.embedding)
+    plain_controller, _ = controlled(plain)
+    loss = model(first).square().mean() + controller.l1_loss()
+    model.eval()
+    with torch.no_grad():
+        model(second)
+    model.train()
+    loss.backward()
+    losses = [model(ids).square().mean() + controller.l1_loss() for ids in (first, second[:3])]
+    sum(losses).backward()
+    for ids in (first, first, second[:3]):
+        (plain(ids).square().mean() + plain_controller.l1_loss()).backward()
+    torch.testing.assert_close(gradients(model), gradients(plain), rtol=1e-4, atol=1e-6)
+
+
 def test_the_embedding_may_be_called_by_keyword_and_refuses_ids_first():
     model = Embedded("dense")
     controlled(model, embedding=model.embedding)
@@ -426,11 +447,11 @@ def test_the_embedding_may_be_called_by_keyword_and_refuses_ids_first():
         controlled(model, embedding=model.embedding)
     order = model.ffns[0].training_order
     model.embedding(ids)
-    token_M = order.of(20).token_M
+    token_M = order.of(20, torch.device("cpu")).token_M
     model.embedding(ids.flip(1))
-    assert not torch.equal(order.of(20).token_M, token_M)
+    assert not torch.equal(order.of(20, torch.device("cpu")).token_M, token_M)
     model.embedding(input=ids)
-    assert torch.equal(order.of(20).token_M, token_M)
+    assert torch.equal(order.of(20, torch.device("cpu")).token_M, token_M)
     with pytest.raises(IndexError, match="index out of range in self"):
         model.embedding(ids + 7)
     for other in (model.ffns[0].up_proj, model.embedding.weight, "embedding"):

@@ -308,7 +308,9 @@ class SparseFFN(nn.Module):
     def forward_with_stats(self, x: Tensor) -> tuple[Tensor, FFNStats]:
         """(…, K) → (…, K) and the statistics over all tokens of ``x``, in order."""
         num_tokens = x.numel() // x.shape[-1]
-        order = None if self.training_order is None else self.training_order.of(num_tokens)
+        order = None
+        if self.training_order is not None:
+            order = self.training_order.of(num_tokens, x.device)
         return self.compute(x, self.capacity_for(num_tokens), order)
 
     @property

@@ -371,6 +371,33 @@ def _generation(lines: Sequence[Line]) -> str:
     return _table([*head, "Peak, GiB", "Peak of stock, GiB"], rows)
 
 
+# Name, and the keys of the case.
+_ARENA: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("ReLU², nanochat's own", {"ffn": "stock"}),
+    ("gated ReLU, dense", {"ffn": "gated-relu", "target_percent": 100}),
+    ("gated ReLU, target 3%", {"ffn": "gated-relu", "target_percent": 3.0, "pattern_rate": None}),
+    ("the same, gates by AdamW", {"ffn": "gated-relu", "pattern_rate": 5e-4}),
+    ("ReLU², target 5%", {"ffn": "relu2", "target_percent": 5.0, "pattern_rate": None}),
+    ("the same, `c_fc` by AdamW", {"ffn": "relu2", "pattern_rate": 2e-4}),
+)
+
+
+def _arena(lines: Sequence[Line]) -> str:
+    rows = []
+    for name, case in _ARENA:
+        ends = [
+            line
+            for line in lines
+            if (line["bench"], line["metric"]) == ("arena", "val_bpb")
+            and line["case"]["step"] == line["case"]["iterations"]
+            and all(line["case"].get(key) == value for key, value in case.items())
+        ]
+        assert ends, name
+        seconds = _each((line["case"]["train_seconds"] for line in ends), 0)
+        rows.append([name, _each(line["value"] for line in ends), seconds])
+    return _table(["FFN", "Bits per byte of each seed", "Seconds of training"], rows)
+
+
 # --- one FFN --------------------------------------------------------------------------------------
 
 _TRACES = {"pattern": "trace", "layer": "mean"}
@@ -464,6 +491,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "paper": _paper,
     "hours": _hours,
     "muon": _muon,
+    "arena": _arena,
     "generation": _generation,
     "ffn": _ffn,
     "formats": _formats,

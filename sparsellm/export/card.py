@@ -148,7 +148,7 @@ def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
         ("corpus", f"`{recipe.data.corpus_name}`"),
         ("steps", f"{trainer['step']:,} of {recipe.train.steps:,}"),
         ("tokens", f"{trainer['tokens']:,}"),
-        ("L1 coefficient (on Σ over hidden units)", l1_text(recipe.sparsity, train)),
+        ("L1 coefficient (on Σ over neurons)", l1_text(recipe.sparsity, train)),
     ]
     if origin := trainer.get("init_from"):
         # Of weights that sparsellm has not trained, the tokens are unknown.

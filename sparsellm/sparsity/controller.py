@@ -21,8 +21,9 @@ from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.sparsity.counts import SparsityStats, StepCounts, StepNumbers, nnz_statistics
 from sparsellm.sparsity.layer_kernels import Call, LayerKernels
 from sparsellm.sparsity.over_ranks import Group
-from sparsellm.sparsity.recorded import listed, named_ffns, take_recorded
+from sparsellm.sparsity.recorded import named_ffns, take_recorded
 from sparsellm.sparsity.target import TargetController
+from sparsellm.words import listed
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from sparsellm.ffn.inference_path.formula import (
     relative_error,
 )
 from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.words import listed
 
 # Two orders of the same operations differ by less, in any type.
 _TOLERANCE = 0.02
@@ -51,7 +52,7 @@ class Replacement:
         lines = [f"{len(self.replaced)} FFNs replaced"]
         if self.not_in_config:
             lines.append(
-                f"{_first_of(self.not_in_config)}: the model's configuration does not say their "
+                f"{listed(self.not_in_config)}: the model's configuration does not say their "
                 "activation; after from_pretrained, call replace_ffns again as here"
             )
         lines += [f"left alone: {name or 'the model itself'}: {why}" for name, why in self.reasons]
@@ -66,11 +67,7 @@ class Replacement:
         for name, why in self.left_alone.items():
             by_reason.setdefault(why, []).append(name)
         for why, names in by_reason.items():
-            yield _first_of(names), why
-
-
-def _first_of(names: list[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            yield listed(names), why
 
 
 def replace_ffns(

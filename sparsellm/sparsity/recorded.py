@@ -1,10 +1,9 @@
 """The FFNs of a model, and what they recorded of its last forward pass."""
 
-from collections.abc import Iterable
-
 from torch import nn
 
 from sparsellm.ffn.training_path.module import Recorded, SparseFFN
+from sparsellm.words import listed
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
@@ -61,9 +60,3 @@ def take_recorded(ffns: dict[str, SparseFFN]) -> list[Recorded]:
             "controller each"
         )
     return passes
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first name, and how many more there are."""
-    first, *more_names = names
-    return f"{first} and {len(more_names)} more" if more_names else first

@@ -131,7 +131,7 @@ def total_loss(
 
     ``CE = Σ ce / tokens`` and ``L1 = Σ|h| / (tokens · layers)``, tokens being those of all ranks
     and micro-batches (``global_tokens``): neither depends on how the batch is split. The paper's
-    eq. 2 takes the mean over the N hidden units too; λ here is N times smaller than λ there. If
+    eq. 2 takes the mean over the N neurons too; λ here is N times smaller than λ there. If
     each layer has its own λ, ``l1_coefficient`` is (L,) and the mean is of λ·L1. With a teacher
     ``(1 - α)·CE + α·KL`` takes the place of CE, α being ``distillation``.
 

@@ -303,7 +303,7 @@ def test_card_tells_the_coefficient_that_a_target_led_to(tiny, tmp_path):
     export(recipe.run_path, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     movement = f"moved from {recipe.sparsity.l1_coefficient:g} towards 5 non-zeros per token"
-    assert f"(on Σ over hidden units) | {last:.3g} at step 4, {movement} |" in card
+    assert f"(on Σ over neurons) | {last:.3g} at step 4, {movement} |" in card
 
 
 def _head_of_card(folder):

@@ -32,6 +32,7 @@ from sparsellm.ffn.inference_path.replace import (
 )
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import Format
+from sparsellm.words import listed
 
 TokenOrder = Literal["auto", "none"]
 Precision = Literal["own", "fp8"]
@@ -62,10 +63,7 @@ class Acceleration:
         by_reason = defaultdict(list)
         for name, why in self.left_alone.items():
             by_reason[why].append(name or "the model itself")
-        return [
-            f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}"
-            for why, names in by_reason.items()
-        ]
+        return [f"{listed(names)}: {why}" for why, names in by_reason.items()]
 
     def __str__(self) -> str:
         waiting = ", which run their own forward until model.eval()" if self.training else ""

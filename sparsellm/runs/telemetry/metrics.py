@@ -151,7 +151,7 @@ METRICS = [
     Metric("l1", "L1 of the activations", "Σ|h|, mean over tokens and layers", "training",
            "l1 {:.3g}", scale="log",
            counter=Counter(lambda sums: sums.l1_sum_L.sum(), "per_token_and_layer")),
-    Metric("l1_coefficient", "L1 coefficient λ", "λ on the sum over hidden units", "training",
+    Metric("l1_coefficient", "L1 coefficient λ", "λ on the sum over neurons", "training",
            from_zero=True),
     Metric("learning_rate", "Learning rate", "learning rate", "training", from_zero=True),
     Metric("grad_norm", "Gradient norm", "global norm before clipping", "training", scale="log"),
@@ -194,7 +194,7 @@ METRICS = [
 
 LAYER_METRICS = [
     LayerMetric("l1_coefficient", "L1 coefficient λ by layer", lambda line: line["l1_by_layer"],
-                "sparsity", "λ on the sum over hidden units", floor=1e-8, if_different=True),
+                "sparsity", "λ on the sum over neurons", floor=1e-8, if_different=True),
     LayerMetric("nnz_mean", "Active neurons by layer", _of("sparsity", "nnz_mean"), "sparsity",
                 "neurons per token"),
     LayerMetric("nnz_p99", "99th percentile", _of("sparsity", "nnz_p99")),

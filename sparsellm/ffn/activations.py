@@ -12,6 +12,9 @@ class Rectified:
     The formats store its value a. The backward pass computes its slope, the derivative for z > 0,
     from a. L1 of an FFN without a gate is that of r, which is computed from a too: that of r² would
     hardly move a neuron which is barely active, and shrink the others instead (benchmarks/LOG.md).
+
+    Raises:
+        ValueError: the value is not r, and its inverse is not stated.
     """
 
     value: Callable[[Any], Any] = lambda r: r  # of a tensor r
@@ -21,6 +24,13 @@ class Rectified:
     device_value: str = "r"
     device_slope: str = "1.0f"
     device_inverse: str = "a"
+
+    def __post_init__(self) -> None:
+        if self.device_value != "r" and self.device_inverse == "a":
+            raise ValueError(
+                f"an activation of value {self.device_value} needs inverse and device_inverse: r "
+                "as a function of a"
+            )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import get_args
 
 import pytest
@@ -51,6 +52,13 @@ def test_training_computes_its_formula_and_derivative(name, gated, format):
     right = torch.autograd.grad(right_y.square().sum() + right_l1, parameters)
     actual = torch.autograd.grad(y.square().sum() + stats.l1_sum, parameters)
     torch.testing.assert_close(actual, right)
+
+
+def test_an_activation_states_its_inverse():
+    stated = ACTIVATIONS["relu2"].kernels
+    assert dataclasses.replace(stated, device_value="r * r") != stated
+    with pytest.raises(ValueError, match=r"value r\*r needs inverse and device_inverse"):
+        dataclasses.replace(stated, device_inverse="a")
 
 
 @pytest.mark.parametrize("name", SPARSE)

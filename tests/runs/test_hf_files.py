@@ -12,7 +12,7 @@ from conftest import set_arguments
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import sparsellm
-from runs.hf_models import CHAT_TEMPLATE, short_text, write_chat_model
+from runs.hf_models import short_text, write_chat_model
 from sparsellm.cli import main
 from sparsellm.export.save_export import export, import_export
 from sparsellm.runs.huggingface.pretrained import find_checkpoint, load_pretrained
@@ -114,7 +114,7 @@ def test_training_here_goes_on_with_its_tokens_and_says_what_it_leaves(
     assert stock["ids"][-1] == 2
     names = {"bos_token": "<eos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
     assert stock["special tokens"] == names
-    assert (stock["template"] == CHAT_TEMPLATE and "<eos>why?<|im_end|>") or stock["template"]
+    assert stock["template"] == "<eos>why?<|im_end|>"
     generation = stock["generation"]
     assert generation["eos_token_id"] == [1, 2]
     assert (generation["bos_token_id"], generation["pad_token_id"]) == (1, 3)

@@ -138,18 +138,18 @@ def _set_in_configs(model: nn.Module, activation: str, result: Replacement) -> s
     A configuration has one activation for all FFNs of its module. A model of several parts, such
     as one of images and text, has several.
     """
-    others = {name for name, ffn in find_ffns(model) if not isinstance(ffn, SparseFFN)}
-    others |= result.left_alone.keys()
+    unchanged = {name for name, ffn in find_ffns(model) if not isinstance(ffn, SparseFFN)}
+    unchanged |= result.left_alone.keys()
     covered: set[str] = set()
-    seen: set[int] = set()  # a configuration is that of the outermost module that has it
+    config_ids: set[int] = set()  # a configuration is that of the outermost module that has it
     for prefix, module in model.named_modules():
         config: Any = getattr(module, "config", None)
         keys = [key for key in _ACTIVATION_KEYS if isinstance(getattr(config, key, None), str)]
-        if not keys or id(config) in seen:
+        if not keys or id(config) in config_ids:
             continue
-        seen.add(id(config))
+        config_ids.add(id(config))
         inside = {name for name in result.replaced if _is_inside(name, prefix)}
-        if inside and not any(_is_inside(name, prefix) for name in others):
+        if inside and not any(_is_inside(name, prefix) for name in unchanged):
             for key in keys:
                 setattr(config, key, activation)
             covered |= inside

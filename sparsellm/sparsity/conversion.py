@@ -228,6 +228,11 @@ def _projections(module: nn.Module, names: Names) -> Projections:
             raise Unsupported(f"its {name} is {kind}")
         if name is not None and layer.bias is not None:
             raise Unsupported(f"its {name} has a bias, which sparse training does not have")
+        if name is not None and type(layer.weight) not in (nn.Parameter, Tensor):
+            kind = type(layer.weight).__name__
+            raise Unsupported(
+                f"the weight of its {name} is a {kind}, which the kernels cannot read"
+            )
     return Projections(*layers)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from transformers import (
     ArceeConfig,
     ArceeForCausalLM,
@@ -116,6 +117,17 @@ def test_an_activation_that_has_to_be_replaced_is_named():
         "0 FFNs replaced",
         f"left alone: model.layers.0.mlp and 1 more: {reason}",
     ]
+
+
+def test_weights_that_are_no_plain_memory_are_left_alone():
+    """As those of libraries that quantise; they call their type bf16 or fp32."""
+    model = hugging_face(LlamaForCausalLM, LlamaConfig, hidden_act="relu")
+    up = model.model.layers[1].mlp.up_proj
+    up.weight = nn.Parameter(TwoTensor(up.weight.detach(), up.weight.detach()))
+    result = sparsellm.replace_ffns(model)
+    assert result.replaced == ["model.layers.0.mlp"]
+    [reason] = result.left_alone.values()
+    assert reason == "the weight of its up_proj is a TwoTensor, which the kernels cannot read"
 
 
 class HostLinear(nn.Linear):

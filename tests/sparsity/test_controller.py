@@ -474,6 +474,8 @@ def test_what_keeps_it_from_the_target_is_a_warning():
 def test_it_computes_in_the_type_of_its_tokens(tokens):
     for kernels in ("dense", "sparse"):
         ffn = SparseFFN(K, N, gated=True, kernels=kernels)
+        with pytest.raises(ValueError, match=r"x \(2, 16\) is torch.int64: an FFN computes on emb"):
+            ffn(torch.ones(2, K, dtype=torch.int64))
         x = batches()[0].to(tokens).requires_grad_()
         y = ffn(x)
         y.sum().backward()

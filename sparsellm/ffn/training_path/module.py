@@ -306,7 +306,16 @@ class SparseFFN(nn.Module):
         return y
 
     def forward_with_stats(self, x: Tensor) -> tuple[Tensor, FFNStats]:
-        """(…, K) → (…, K) and the statistics over all tokens of ``x``, in order."""
+        """(…, K) → (…, K) and the statistics over all tokens of ``x``, in order.
+
+        Raises:
+            ValueError: x holds whole numbers.
+        """
+        if not x.is_floating_point():  # weights are cast to its type
+            raise ValueError(
+                f"x {tuple(x.shape)} is {x.dtype}: an FFN computes on embedded tokens, in fp32 or "
+                "bf16"
+            )
         num_tokens = x.numel() // x.shape[-1]
         order = None
         if self.training_order is not None:

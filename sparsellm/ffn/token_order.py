@@ -166,6 +166,10 @@ class TrainingOrder:
         self._handle.remove()
         self._order = None
 
+    def is_of(self, num_tokens: int) -> bool:
+        """Whether the embedding was last called with so many tokens, in training."""
+        return self._order is not None and len(self._order.token_M) == num_tokens
+
     def of(self, num_tokens: int, device: torch.device) -> TokenOrder | None:
         """The order of so many tokens: that of the text if the current order is of other tokens.
 
@@ -174,7 +178,7 @@ class TrainingOrder:
         """
         if not torch.is_grad_enabled():
             return None
-        if self._order is None or len(self._order.token_M) != num_tokens:
+        if self._order is None or not self.is_of(num_tokens):
             row_M = torch.arange(num_tokens, device=device)
             return TokenOrder(row_M.int(), row_M)
         return self._order

@@ -156,7 +156,7 @@ class SparsityController:
             ordered=embedding is not None,
             group=process_group,
         )
-        order = TrainingOrder(embedding) if embedding is not None else None
+        self._order = order = None if embedding is None else TrainingOrder(embedding)
         for ffn in self.ffns.values():
             if ffn.training_order is not None:
                 ffn.training_order.unwatch()  # of a controller before this one
@@ -205,6 +205,8 @@ class SparsityController:
         # The host waits for the last step here, where this forward pass has been queued.
         if self._counts is None:
             self._begin_step(device)
+            if self.num_steps == 0:
+                self._check_order(tokens)
         assert self._counts is not None
         self._call = Call(tokens, recorded[0].dtype, recorded[0].compiled, device)
         self._counts.add(stats, self._kernels.room(tokens, device))
@@ -356,6 +358,17 @@ class SparsityController:
             self._l1 = [0.0 if zero else self._settings.l1_coefficient] * num_layers
         self._l1_L = torch.tensor(self._l1).to(device, non_blocking=True)
         self._sparse = self._kernels.sparse
+
+    def _check_order(self, num_tokens: int) -> None:
+        """Warns of an embedding that has no part in the model's forward pass."""
+        if self._order is None or self._order.is_of(num_tokens):
+            return
+        if not (dist.is_initialized() and dist.get_rank()):
+            warnings.warn(
+                f"the FFNs have computed {num_tokens:,} tokens, and `embedding` was not called "
+                "with their ids, in training mode: they are not sorted, and sparse kernels slower",
+                stacklevel=3,
+            )
 
     def _read(self) -> StepNumbers:
         """The last step's numbers, by which λ moves when they are read first."""

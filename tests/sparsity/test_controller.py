@@ -417,6 +417,22 @@ def test_tokens_sorted_by_id_give_the_same_numbers_and_smaller_unions(kernels, c
         assert in_token_order < 0.8 * in_text_order
 
 
+def test_an_embedding_that_is_not_called_is_a_warning():
+    model = Embedded("dense")
+    ids = torch.randint(7, (4, 64), generator=torch.Generator().manual_seed(3))
+    controller, _ = controlled(model, embedding=nn.Embedding(7, K))
+    model(ids)
+    with pytest.warns(UserWarning, match="256 tokens, and `embedding` was not called with their"):
+        controller.l1_loss()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ids)
+        controller.l1_loss()  # once
+        controller, _ = controlled(model, embedding=model.embedding)
+        model(ids)
+        controller.l1_loss()
+
+
 @pytest.mark.parametrize("kernels", ["dense", "sparse"])
 def test_what_is_computed_before_a_checkpointed_backward_pass_may_be_other_tokens(kernels):
     """Activation checkpointing then repeats the forward pass without its order."""

@@ -26,6 +26,8 @@ def test_it_trains_resumes_and_returns_the_folder_of_the_run(tiny_overrides, cap
     assert sparsellm.train("debug", overrides | {"train.steps": 3}) == folder
     assert [r["step"] for r in read_metrics(folder, "train")] == [1, 2, 3]
     assert "done: 3 steps" in capsys.readouterr().out
+    assert sparsellm.train("debug", overrides, fresh=True) == folder
+    assert [r["step"] for r in read_metrics(folder, "train")] == [1, 2]
     model, _ = sparsellm.load(folder)
     assert model.config.hidden_size == 32
 

@@ -52,8 +52,8 @@ def test_wheel_carries_every_file_that_users_edit(wheel):
         for path in files:
             if "__pycache__" not in path.parts:
                 assert f"sparsellm/_bundled/{path.relative_to(ROOT)}" in names
-    for path in (ROOT / "sparsellm" / "report").iterdir():  # its page is made of plain files
-        assert path.name == "__pycache__" or f"sparsellm/report/{path.name}" in names
+    for path in (ROOT / "sparsellm" / "report" / "assets").iterdir():  # of the report's page
+        assert f"sparsellm/report/assets/{path.name}" in names
     assert "sparsellm/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

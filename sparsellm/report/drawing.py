@@ -1,7 +1,7 @@
 """How every figure is drawn: colours, axes, and SVG that is legible on light and dark pages.
 
-A figure is drawn and saved within `style`. Colours are those of style.css; series use them in turn,
-with a different marker each time the colours repeat.
+A figure is drawn and saved within `style`. Colours are those of the page's style.css; series use
+them in turn, with a different marker each time the colours repeat.
 """
 
 from __future__ import annotations

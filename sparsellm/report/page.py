@@ -22,7 +22,7 @@ REPORT_FILE = "report.html"
 RISEN = 0.01  # rise of the validation loss above its lowest value, relative
 OFF_TARGET = 0.1  # difference of the non-zeros from their target, relative
 MANY_DEAD = 0.5  # share of the neurons
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).with_name("assets")
 _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
 
 

@@ -399,7 +399,7 @@ def test_text_of_a_run_cannot_become_markup(tiny):
 
 
 def test_package_carries_what_the_page_is_made_of():
-    folder = ROOT / "sparsellm" / "report"
+    folder = ROOT / "sparsellm" / "report" / "assets"
     page = (folder / "page.html").read_text()
     assert {p.suffix for p in folder.iterdir()} >= {".html", ".css", ".js"}
     for text in (page, *(file.read_text() for file in folder.glob("*.js"))):
@@ -429,7 +429,7 @@ def lab(color, vision):
 
 @pytest.mark.parametrize("vision", VISION.values(), ids=VISION)
 def test_colours_stay_apart_for_every_reader(vision):
-    css = (ROOT / "sparsellm" / "report" / "style.css").read_text()
+    css = (ROOT / "sparsellm" / "report" / "assets" / "style.css").read_text()
     colors = re.findall(r"--run-\d: #(\w{6})", css)
     assert len(colors) == 16
     for theme in (colors[:8], colors[8:]):
@@ -646,7 +646,7 @@ def test_coefficients_by_layer_are_drawn_where_they_differ(tiny):
 
 
 def test_figures_and_the_page_have_one_set_of_colours():
-    css = (ROOT / "sparsellm" / "report" / "style.css").read_text()
+    css = (ROOT / "sparsellm" / "report" / "assets" / "style.css").read_text()
     light, dark = css.split("@media screen and (prefers-color-scheme: dark)", 1)
     names = ["page", "text", "muted", "line", "grid", *(f"run-{i}" for i in range(8))]
     colors = (drawing.PAGE, drawing.TEXT, drawing.MUTED, drawing.LINE, drawing.GRID)

@@ -356,7 +356,7 @@ def _generation(lines: Sequence[Line]) -> str:
         return find(lines, "generation", metric, recipe="2b", baseline=baseline, **case)
 
     rows = []
-    for precision, batch, prompt in (("own", 1, 128),):
+    for precision, batch, prompt in (("model", 1, 128),):
         case: dict[str, Any] = {"precision": precision, "batch": batch, "prompt": prompt}
         static, eager = (measure("tokens_per_second", side) for side in ("static", "eager"))
         memory = measure("peak_MiB", "static")

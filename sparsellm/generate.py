@@ -53,8 +53,8 @@ def add_generate_parser(commands: Any) -> None:
     text = "sample among the K likeliest tokens; 0 keeps all (default: 50)"
     parser.add_argument("--top-k", type=int, default=50, metavar="K", help=text)
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
-    text = "own, or fp8: faster on an Ada, Hopper or newer GPU (default: own)"
-    parser.add_argument("--precision", choices=("own", "fp8"), default="own", help=text)
+    text = "model: its own type; fp8: faster on an Ada, Hopper or newer GPU (default: model)"
+    parser.add_argument("--precision", choices=("model", "fp8"), default="model", help=text)
     parser.add_argument("--device", help="such as cpu or cuda:1 (default: a GPU if there is one)")
     parser.set_defaults(run=_generate)
 

@@ -83,8 +83,8 @@ def _forward_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = "sequences in a forward (default: train.micro_batch_size, or 16,384 tokens for auto)"
     parser.add_argument("--sequences", type=positive_int, help=text)
-    text = "precision of the accelerated model; dense is bf16 (default: own, its own type)"
-    parser.add_argument("--precision", choices=("own", "fp8"), default="own", help=text)
+    text = "precision of the accelerated model; dense is bf16 (default: model, its own type)"
+    parser.add_argument("--precision", choices=("model", "fp8"), default="model", help=text)
     text = "also time every FFN alone, on its inputs in the model"
     parser.add_argument("--layers", action="store_true", help=text)
     _add_seconds(parser)
@@ -96,8 +96,8 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default=["2b", "0.5b"], help=text, **one_or_more)
     text = "neurons active for a token on average, in every layer (default: 30)"
     parser.add_argument("--nnz", type=float, default=30.0, help=text)
-    text = "our precisions; the others are bf16 (default: own and fp8)"
-    choices = ("own", "fp8")
+    text = "our precisions; the others are bf16 (default: model and fp8)"
+    choices = ("model", "fp8")
     parser.add_argument("--precision", choices=choices, default=choices, help=text, **one_or_more)
     text = "numbers of sequences (default: 1 and 8)"
     parser.add_argument("--batch", type=positive_int, default=[1, 8], help=text, **one_or_more)

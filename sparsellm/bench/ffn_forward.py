@@ -40,7 +40,7 @@ def _forward(bench: FFNBench, kernels: Any, layer: Layer, key: dict[str, Any]) -
     if decodes:  # gates of over three times the size of the cache
         cache: int = torch.cuda.get_device_properties(bench.device).L2_cache_size
         copies = max(2, -(-3 * cache // layer.w_NK.nbytes))
-    precision: Precision = "fp8" if layer.fp8 else "own"
+    precision: Precision = "fp8" if layer.fp8 else "model"
     ours: list[Callable[[], Tensor]] = []
     compiled: list[Callable[[], Tensor]] = []
     for _ in range(copies):

@@ -33,8 +33,8 @@ from sparsellm.runs.huggingface.pretrained import Pretrained, load_pretrained, l
 from sparsellm.runs.telemetry.records import of_kind
 
 # Relative norms for the logits. Rounding adds up over layers; a wrong layer differs far more.
-MAX_DIFFERENCE = {"own": 0.1, "fp8": 0.25}
-MAX_LAYER_DIFFERENCE = {"own": 0.02, "fp8": 0.1}
+MAX_DIFFERENCE = {"model": 0.1, "fp8": 0.25}
+MAX_LAYER_DIFFERENCE = {"model": 0.02, "fp8": 0.1}
 _TOKENS = 16_384  # of a forward, where `train.micro_batch_size` is ``auto``
 
 
@@ -74,7 +74,7 @@ def _of_checkpoint(
     # Before anything is replaced or compiled: the hooks need the plain model.
     layer_inputs = _layer_inputs(models["dense"], tokens_BT)
     precision, case = options.precision, _case(loaded["dense"], recipe, tokens_BT.numel())
-    if precision != "own":
+    if precision != "model":
         case["precision"] = precision
     done = accelerate_whole(models["ours"], kernels="auto", token_order="auto", precision=precision)
     for model in models.values():

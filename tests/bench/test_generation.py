@@ -10,7 +10,18 @@ from sparsellm.cli import make_parser
 from sparsellm.ffn.inference_path.accelerate import accelerate, restore
 from sparsellm.recipe import load_recipe
 
-WORDS = ["--recipe", "debug", "--nnz", "20", "--batch", "2", "--prompt", "32", "--precision", "own"]
+WORDS = [
+    "--recipe",
+    "debug",
+    "--nnz",
+    "20",
+    "--batch",
+    "2",
+    "--prompt",
+    "32",
+    "--precision",
+    "model",
+]
 CPU = torch.device("cpu")
 
 

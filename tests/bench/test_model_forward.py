@@ -45,14 +45,14 @@ def trained(recipe):
     return path, recipe
 
 
-@pytest.mark.parametrize("precision", ["own", "fp8"])
+@pytest.mark.parametrize("precision", ["model", "fp8"])
 def test_the_model_is_accelerated_in_the_precision_that_is_asked_for(
     shallow, monkeypatch, precision
 ):
     path, recipe = shallow
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     measurements = measure(path, "--layers", "--precision", precision)
-    named = {each[0].case.get("precision", "own") for each in measurements}
+    named = {each[0].case.get("precision", "model") for each in measurements}
     assert named == {precision}
     assert len(measurements) == 1 + recipe.model.num_hidden_layers
     off = {each[0].bench: each for each in measurements}["layer_forward"][-1]

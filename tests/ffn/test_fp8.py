@@ -204,7 +204,7 @@ def test_accelerate_refuses_an_unknown_precision_and_leaves_odd_sizes_alone():
     odd.down_proj = torch.nn.Linear(72, 24)
     odd.bfloat16()
     odd.forward = lambda x: odd.down_proj(odd.act_fn(odd.up_proj(x)))
-    with pytest.raises(ValueError, match="precision 'fp4' must be one of own, fp8"):
+    with pytest.raises(ValueError, match="precision 'fp4' must be one of model, fp8"):
         sparsellm.accelerate(odd, precision="fp4")
     done = sparsellm.accelerate(odd.eval(), precision="fp8")
     assert "FP8 needs multiples of 16" in done.left_alone[""]

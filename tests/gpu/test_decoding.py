@@ -144,7 +144,7 @@ def test_attention_equals_plain_torch(kernels, case):
         assert torch.equal(kernels.attend(qkv, heads, cache, at), actual)
 
 
-def accelerated(name, precision="own", dtype=torch.bfloat16):
+def accelerated(name, precision="model", dtype=torch.bfloat16):
     """A model of transformers on the GPU that decodes by our step, and one that does not."""
     models = []
     for _ in range(2):
@@ -209,7 +209,7 @@ def test_in_fp32_the_tokens_are_those_of_transformers(name, graphs):
     assert all(graph.is_graph for graph in graphs)
 
 
-@pytest.mark.parametrize("precision", ["own", "fp8"])
+@pytest.mark.parametrize("precision", ["model", "fp8"])
 @pytest.mark.parametrize("batch", [1, 8, 20])
 def test_logits_are_those_of_the_models_forward(batch, precision, graphs):
     model, stock = accelerated("ReLU, tied", precision)
@@ -222,7 +222,7 @@ def test_logits_are_those_of_the_models_forward(batch, precision, graphs):
             actual.append(sequences.step().clone())
         expected = stock(tokens).logits[:, 19:]
     assert graphs[-1].is_graph
-    assert relative(torch.stack(actual, 1), expected) < (0.02 if precision == "own" else 0.1)
+    assert relative(torch.stack(actual, 1), expected) < (0.02 if precision == "model" else 0.1)
 
 
 def test_streamed_tokens_are_those_that_are_returned():

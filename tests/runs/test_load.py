@@ -91,7 +91,7 @@ def test_device_type_and_mistakes(folder, tmp_path, monkeypatch):
     sparsellm.load(folder)
     with pytest.raises(ValueError, match="precision fp8 needs a GPU"):
         sparsellm.load(folder, "cpu", precision="fp8")
-    with pytest.raises(ValueError, match="precision 'fp4' must be one of own, fp8"):
+    with pytest.raises(ValueError, match="precision 'fp4' must be one of model, fp8"):
         sparsellm.load(folder, "cpu", precision="fp4")
     with pytest.raises(FileNotFoundError, match=r"is not a checkpoint .* or a Hugging Face folder"):
         sparsellm.load(tmp_path / "nothing")

@@ -35,7 +35,7 @@ from sparsellm.ffn.types import Format
 from sparsellm.words import listed
 
 TokenOrder = Literal["auto", "none"]
-Precision = Literal["own", "fp8"]
+Precision = Literal["model", "fp8"]
 
 
 @dataclass
@@ -82,7 +82,7 @@ def accelerate(
     format: Format = "union",
     token_order: TokenOrder = "auto",
     *,
-    precision: Precision = "own",
+    precision: Precision = "model",
 ) -> Acceleration:
     """Runs every FFN that the sparse kernels support on them. Changes the model in place.
 
@@ -112,7 +112,7 @@ def accelerate(
         token_order: ``auto`` lets the sparse kernels sort the tokens of a long prompt or a batch so
             that neighbours share more neurons, where the model's embedding sees their ids;
             ``none`` keeps the natural order.
-        precision: ``own`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
+        precision: ``model`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
             scale per token and per neuron, in the one product of an FFN that decides which neurons
             are active, in the linear layers of attention and in the one that returns the logits.
             Results then differ from the dense model's by FP8 rounding, a few percent of the output
@@ -184,7 +184,7 @@ def accelerate_whole(
     model: nn.Module,
     kernels: Kernels,
     token_order: TokenOrder = "none",
-    precision: Precision = "own",
+    precision: Precision = "model",
 ) -> Acceleration:
     """`accelerate` for callers that need every FFN accelerated.
 
@@ -230,7 +230,7 @@ def _accepted(foreign: ForeignFFN, threshold: float, *, fp8: bool) -> Formula:
     check_weights_of(foreign.ffn)
     formula = formula_of(foreign, activation)
     if fp8 and (reason := unsupported(up_NK.device)):
-        raise ValueError(f"precision fp8: {reason}; use precision='own'")
+        raise ValueError(f"precision fp8: {reason}; use precision='model'")
     if fp8 and any(size % 16 for size in up_NK.shape):
         raise Unsupported(f"its {tuple(up_NK.shape)} weights: FP8 needs multiples of 16")
     return formula._replace(threshold=max(formula.threshold, threshold))

@@ -225,7 +225,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     *,
     accelerate: bool = True,
-    precision: Precision = "own",
+    precision: Precision = "model",
 ) -> Loaded:
     """A model and its tokenizer, as transformers' own classes, ready for ``generate``.
 
@@ -243,8 +243,8 @@ def load(
             defaults of `sparsellm.accelerate`, and let ``generate`` replay a CUDA graph for each
             token. Each layer runs dense where that is faster, and FFNs without ReLU or ReLU² stay
             as they are.
-        precision: ``own``, or ``fp8``, which reads half the bytes of most weights: see
-            `sparsellm.accelerate`.
+        precision: ``model``, its own type, or ``fp8``, which reads half the bytes of most
+            weights: see `sparsellm.accelerate`.
 
     Returns:
         ``(model, tokenizer)``.
@@ -269,7 +269,7 @@ def load(
     return loaded
 
 
-def make_fast(model: HFModel, precision: Precision = "own") -> None:
+def make_fast(model: HFModel, precision: Precision = "model") -> None:
     """On a GPU, puts the kernels under a model's FFNs, and the captured step under its generation.
 
     Raises:
@@ -279,7 +279,7 @@ def make_fast(model: HFModel, precision: Precision = "own") -> None:
     if model.device.type == "cuda":
         put_kernels_under(model, precision=precision)
         use_fast_generation(model)
-    elif precision != "own":
+    elif precision != "model":
         raise ValueError(f"precision {precision} needs a GPU; on a CPU omit it")
 
 

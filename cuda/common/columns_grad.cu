@@ -7,10 +7,21 @@
 #include "up.cuh"
 
 namespace {
-struct ColumnsGrad {
-  static constexpr bool shifts = true;
+// Where the columns of a pattern lie, and whose they are.
+struct Columns {
   const int* offset;
   const uint32* member;
+
+  __device__ const uint32* members(int block) const { return member + offset[block]; }
+  __device__ uint32 neuron(uint32 member) const { return member; }
+  __device__ __forceinline__ uint32 name(const Part& part, int i) const {
+    return offset[part.block] + part.start() + i;
+  }
+  __device__ __forceinline__ void end(const Part&, int, float) const {}
+};
+
+struct ColumnsGrad : Columns {
+  static constexpr bool shifts = true;
   const element *gate, *up;  // gate: null without one
   float lambda;
   element *d_gate, *d_up;
@@ -18,12 +29,7 @@ struct ColumnsGrad {
   // Without a gate every h that is not zero is positive. Added after the sums are rounded, λ would be
   // rounded alike for all neurons of a token.
   __device__ float shift() const { return gate == nullptr ? lambda : 0.0f; }
-  __device__ const uint32* members(int block) const { return member + offset[block]; }
-  __device__ uint32 neuron(uint32 member) const { return member; }
 
-  __device__ __forceinline__ uint32 name(const Part& part, int i) const {
-    return offset[part.block] + part.start() + i;
-  }
   template <typename Place>
   __device__ __forceinline__ void fetch(const Part&, uint32 name, Place place, uint2& of_gate,
                                         uint2& of_up) const {
@@ -67,26 +73,18 @@ struct ColumnsGrad {
     return pack_elements(d_h.x * element_low(pair) * slopes.x,
                          d_h.y * element_high(pair) * slopes.y);
   }
-
-  __device__ __forceinline__ void end(const Part&, int, float) const {}
 };
 
 // Without a gate, for activations other than ReLU. In `ColumnsGrad`, λ after the slope would take registers
 // that there are none of on Hopper.
-struct UngatedColumnsGrad {
+struct UngatedColumnsGrad : Columns {
   static constexpr bool shifts = false;
-  const int* offset;
-  const uint32* member;
   const element* h;
   float lambda;
   element* d_up;
 
   __device__ float shift() const { return 0.0f; }
-  __device__ const uint32* members(int block) const { return member + offset[block]; }
-  __device__ uint32 neuron(uint32 member) const { return member; }
-  __device__ __forceinline__ uint32 name(const Part& part, int i) const {
-    return offset[part.block] + part.start() + i;
-  }
+
   template <typename Place>
   __device__ __forceinline__ void fetch(const Part&, uint32 name, Place place, uint2& of_h,
                                         uint2&) const {
@@ -106,7 +104,6 @@ struct UngatedColumnsGrad {
     const float d_z = sum * slope(h) + lambda;
     return h == 0.0f ? 0.0f : d_z;
   }
-  __device__ __forceinline__ void end(const Part&, int, float) const {}
 };
 }  // namespace
 
@@ -118,9 +115,9 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   await_previous_kernel();
   const Tokens tokens{map_of_dy, dy_MK, token_M, m};
   if constexpr (!is_relu) {
-    const UngatedColumnsGrad ungated{offset, neuron, up, *l1, d_up};
+    const UngatedColumnsGrad ungated{{offset, neuron}, up, *l1, d_up};
     if (gate == nullptr) return run(ungated, tokens, w_down_NK, k, unit, control);
   }
-  const ColumnsGrad op{offset, neuron, gate, up, *l1, d_gate, d_up};
+  const ColumnsGrad op{{offset, neuron}, gate, up, *l1, d_gate, d_up};
   run(op, tokens, w_down_NK, k, unit, control);
 }

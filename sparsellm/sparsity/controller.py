@@ -361,13 +361,11 @@ class SparsityController:
 
     def _check_order(self, num_tokens: int) -> None:
         """Warns of an embedding that has no part in the model's forward pass."""
-        if self._order is None or self._order.is_of(num_tokens):
-            return
-        if not (dist.is_initialized() and dist.get_rank()):
-            warnings.warn(
+        if self._order is not None and not self._order.is_of(num_tokens):
+            _warn_on_first_rank(
                 f"the FFNs have computed {num_tokens:,} tokens, and `embedding` was not called "
                 "with their ids, in training mode: they are not sorted, and sparse kernels slower",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _read(self) -> StepNumbers:
@@ -378,9 +376,8 @@ class SparsityController:
             self._unused.append(self._numbers)
             if self._target is not None:
                 self._target.observe(self.num_steps - 1, self._numbers.nnz_L)
-                warning = self._target.new_warning()
-                if warning and not (dist.is_initialized() and dist.get_rank()):
-                    warnings.warn(f"step {self.num_steps}: {warning}", stacklevel=4)
+                if warning := self._target.new_warning():
+                    _warn_on_first_rank(f"step {self.num_steps}: {warning}", stacklevel=5)
         return self._numbers
 
 
@@ -389,6 +386,12 @@ def _note_step(controller: "weakref.ref[SparsityController]") -> None:
     # Steps before the first l1_loss are none of a loop that uses it.
     if this is not None and this._counts is not None:
         this._forgotten = True
+
+
+def _warn_on_first_rank(message: str, stacklevel: int) -> None:
+    """Warns on the first rank only; the levels count from here."""
+    if not (dist.is_initialized() and dist.get_rank()):
+        warnings.warn(message, stacklevel=stacklevel)
 
 
 def _name_of(device: torch.device) -> str:

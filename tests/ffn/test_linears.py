@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import sparsellm
+from ffn.small_llama import small_llama
 from sparsellm.ffn.quantised import dequantised, rows_in_e4m3
 
 LAYER = "model.layers.0.self_attn.q_proj"
@@ -15,17 +15,7 @@ LAYER = "model.layers.0.self_attn.q_proj"
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        hidden_act="relu",
-    )
-    return LlamaForCausalLM(config).bfloat16().eval()
+    return small_llama()
 
 
 def _in_e4m3(x, weight):

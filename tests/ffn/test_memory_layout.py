@@ -19,6 +19,7 @@ from transformers import (
 )
 
 import sparsellm
+from ffn.small_llama import small_llama
 from sparsellm.decoding.sample import Sequences
 from sparsellm.ffn.inference_path import accelerate, linears, memory_layout, replace
 from sparsellm.ffn.inference_path.memory_layout import transposed_in_place
@@ -32,19 +33,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        hidden_act="relu",
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-    )
-    return LlamaForCausalLM(config).bfloat16().eval()
+    return small_llama(tie_word_embeddings=True, initializer_range=0.2)
 
 
 def num_bytes(model: nn.Module) -> int:

@@ -1,7 +1,8 @@
 """Makes the tables of README.md and docs/, and the figures, from results.jsonl: `make results`.
 
 A page has the place of a table between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Every row
-names the records that it shows, so that a new kind of measurement gets a new row here.
+names the records that it shows, so that a new kind of measurement gets a new row here. Only
+`equal` takes all records of its sweeps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import claims
+import equal
 import figures
 import results
 from published import PAPER_MODELS, PUBLISHED_KERNELS, Comparison
@@ -81,19 +83,6 @@ _LONG: tuple[tuple[str, ...], ...] = (
     ("`small`", "AdamW: sparse, 4 times as wide, target 60", _SMALL, "wide4-target60-*", "H100"),
     ("`small`", "AdamW: sparse, 4 times as wide, target 150", _SMALL, "wide4-target150-*"),
 )
-# After fewer tokens: model, optimizer with its learning rates, sweep, dense run, sparse run, GPU.
-_SHORT: tuple[tuple[str, ...], ...] = (
-    ("0.5B", "Muon, 0.002 (gates 0.00025)", "frontier-0.5b", "dense-silu-muon-fp8-0.002-*",
-     "wide1-target60-longer-muon-gates-slower-fp8-0.00025-*", "H200"),
-    ("0.5B", "AdamW, 0.0005", "frontier-0.5b", "dense-silu-fp8-0.0005-*",
-     "wide1-target60-longer-fp8-0.0005-*", "H200"),
-    ("2B", "Muon, 0.0024 (gates 0.0003)", "frontier-2b", "dense-silu-muon-fp8-0.0024-*",
-     "wide1-target60-muon-gates-slower-fp8-0.0003-*", "H200"),
-    ("2B", "AdamW, 0.0006", "frontier-2b", "dense-silu-fp8-seed*", "wide1-target60-fp8-seed*",
-     "H100"),
-    ("`small`", "Muon, 0.004 (gates 0.0005)", "frontier", "dense-silu-muon-fp8-0.004-*",
-     "wide1-target60-longer-muon-gates-slower-fp8-0.0005-*", "H200"),
-)  # fmt: skip
 # Of the sweep `frontier`, at the best learning rate of each: FFN, run, GPU.
 _WIDTHS = (
     ("dense SiLU", "dense-silu-fp8-seed*", "H100"),
@@ -173,24 +162,6 @@ def _long(lines: Sequence[Line]) -> str:
         rows.append([model, title, _losses(group), _seconds(group), _active(group), _dead(group)])
     head = ["Model", "FFN", "Validation loss of each seed", "GPU seconds", "Active", "Dead"]
     return _table(head, rows)
-
-
-def _short(lines: Sequence[Line]) -> str:
-    rows = []
-    for model, optimizer, sweep, *names, gpu in _SHORT:
-        dense, sparse = (runs(lines, sweep, name, gpu=gpu) for name in names)
-        lower = [
-            100 * (1 - ours.loss_after(theirs.last("gpu_seconds")) / theirs.last("validation_loss"))
-            for theirs, ours in zip(dense, sparse, strict=True)
-        ]
-        sides = [
-            cell
-            for side in (dense, sparse)
-            for cell in (f"{side[0].case['tokens'] / 1e6:.1f}M; {_seconds(side)}", _losses(side))
-        ]
-        rows.append([model, f"{optimizer}, {gpu}", *sides, f"{_each(lower, 1)}%"])
-    head = ["Model", "Optimizer, learning rate, GPU", "Dense SiLU: tokens; seconds", "Loss"]
-    return _table([*head, "Sparse: tokens; seconds", "Loss", "Lower in the same time"], rows)
 
 
 def _gates(lines: Sequence[Line]) -> str:
@@ -481,8 +452,9 @@ def _shapes(lines: Sequence[Line]) -> str:
 
 
 TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
+    "equal-tokens": lambda lines: _table(equal.TOKENS_HEAD, equal.equal_tokens(lines)),
+    "equal-time": lambda lines: _table(equal.TIME_HEAD, equal.equal_time(lines)),
     "long": _long,
-    "short": _short,
     "gates": _gates,
     "widths": _widths,
     "relufy": _relufy,

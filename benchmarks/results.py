@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,21 +119,6 @@ class Run(NamedTuple):
             KeyError: it was not recorded.
         """
         return list(self.by_metric[metric].values())[-1]
-
-    def loss_after(self, gpu_seconds: float) -> float:
-        """The validation loss after this GPU time, linear between two validations; at most the end.
-
-        Raises:
-            ValueError: it is before the first validation.
-        """
-        losses = self.by_metric["validation_loss"]
-        points = [(self.by_metric["gpu_seconds"][step], loss) for step, loss in losses.items()]
-        if gpu_seconds < points[0][0]:
-            raise ValueError(f"{gpu_seconds:.0f} s: the first validation is at {points[0][0]:.0f}")
-        for (x0, y0), (x1, y1) in pairwise(points):
-            if gpu_seconds <= x1:
-                return y0 + (gpu_seconds - x0) / (x1 - x0) * (y1 - y0)
-        return points[-1][1]
 
 
 def runs(

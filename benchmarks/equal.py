@@ -1,0 +1,262 @@
+"""Dense and sparse FFNs after equal tokens and after equal GPU time, from the sweeps `fair-…`.
+
+Runs in FP8 count if they reached their last step, so that their learning rates decayed fully; runs
+of the sweeps `frontier…` of the same shape count too. A kind of FFN is shown at the best of the
+settings of its optimizer. Losses are compared across sweeps and models of GPU, times within one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby, product
+from statistics import fmean
+from typing import NamedTuple
+
+from results import Line, Run, runs
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.sweep.plan import load_plan
+
+
+class Shape(NamedTuple):
+    """Runs that can be compared: of one shape of model, with the same text."""
+
+    title: str
+    recipe: str  # has the usual number of neurons
+    sweeps: tuple[str, ...]  # of two runs with the same setting and seed the first listed counts
+
+
+SHAPES = (
+    Shape("`small`", "small", ("fair-small", "frontier")),
+    Shape("`small`", "small", ("frontier-long",)),
+    Shape("0.5B", "0.5b", ("fair-0.5b", "frontier-0.5b")),
+    Shape("0.5B", "0.5b", ("fair-long", "frontier-0.5b-long")),
+    Shape("2B", "2b", ("fair-2b", "frontier-2b")),
+)
+GPUS = ("H200", "H100")
+SAME_TIME = 0.08  # times that differ by at most this are taken to be equal
+# By so many nats a setting with fewer seeds must be lower than one with more to be the better one.
+SEED_NOISE = 0.01
+_OPTIMIZERS = {"muon": "Muon", "adamw": "AdamW"}
+_ACTIVATIONS = {"silu": "SiLU", "relu": "ReLU", "relu2": "ReLU²"}
+_WIDEST = 1.5  # of the usual width: without a gate, that many neurons have as many weights
+
+
+class Kind(NamedTuple):
+    """What is compared; kinds are sorted as the tables list them."""
+
+    target_nnz: float  # 0: dense
+    per_layer: bool
+    activation: int  # index in `_ACTIVATIONS`
+    non_gated: bool
+    narrowing: float  # the usual number of neurons, divided by that of this kind
+
+
+DENSE_SILU = Kind(0.0, False, 0, False, 1.0)
+
+
+class End(NamedTuple):
+    """Where a run ended."""
+
+    gpu: str
+    loss: float  # validation, nats per token
+    seconds: float  # of all GPUs
+
+
+class Setting(NamedTuple):
+    """Runs that differ in nothing but their seed."""
+
+    kind: Kind
+    title: str  # of the kind
+    tokens: int
+    rates: str  # learning rate, and with Muon that of the gates
+    ends: dict[int, list[End]]  # by seed; several if it was trained on several models of GPU
+
+    def loss(self, seeds: Sequence[int] | None = None) -> float:
+        """Mean over these seeds, or over all."""
+        return fmean(self.ends[seed][0].loss for seed in (seeds or self.ends))
+
+    def seconds(self, gpu: str = "") -> list[float]:
+        """Of the runs on this model of GPU, or on all."""
+        return [end.seconds for ends in self.ends.values() for end in ends if gpu in end.gpu]
+
+
+def settings(
+    lines: Sequence[Line], shape: Shape, gpus: Sequence[str] = GPUS, optimizer: str = "muon"
+) -> list[Setting]:
+    """All settings with records of these models of GPU, sorted by tokens, kind and rates."""
+    usual = load_recipe(shape.recipe).model.intermediate_size
+    by_key: dict[tuple[int, Kind, str], Setting] = {}
+    for sweep, gpu in product(shape.sweeps, gpus):
+        for recipe, run in _finished(lines, sweep, gpu):
+            if run.case.get("optimizer", "adamw") != optimizer:
+                continue
+            kind, tokens, rates = _kind(recipe, usual), run.case["tokens"], _rates(run)
+            if 1 / kind.narrowing > _WIDEST or recipe.sparsity.reinit_rate:
+                continue
+            setting = Setting(kind, _title(kind, recipe), tokens, rates, {})
+            setting = by_key.setdefault((tokens, kind, rates), setting)
+            ends = setting.ends.setdefault(run.case["seed"], [])
+            if all(end.gpu != gpu for end in ends):
+                ends.append(End(gpu, run.last("validation_loss"), run.last("gpu_seconds")))
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def _finished(lines: Sequence[Line], sweep: str, gpu: str) -> Iterator[tuple[Recipe, Run]]:
+    """Recorded runs in FP8 that reached the last step of their recipe."""
+    try:
+        recorded = runs(lines, sweep, "*", gpu=gpu)
+    except ValueError:  # there is none
+        return
+    recipes = _recipes(sweep)
+    for run in recorded:
+        case, recipe = run.case, recipes.get(run.case["run"])
+        if recipe is None or case["step"] != recipe.train.steps:
+            continue
+        if case.get("precision") == "fp8" and "gpu_seconds" in run.by_metric:
+            yield recipe, run
+
+
+@cache
+def _recipes(sweep: str) -> dict[str, Recipe]:
+    return {run.name: run.recipe for run in load_plan(sweep).runs}
+
+
+def _kind(recipe: Recipe, usual: int) -> Kind:
+    return Kind(
+        recipe.sparsity.target_nnz or 0.0,
+        recipe.sparsity.target_per_layer,
+        list(_ACTIVATIONS).index(recipe.ffn.activation),
+        not recipe.ffn.gated,
+        usual / recipe.model.intermediate_size,
+    )
+
+
+def _title(kind: Kind, recipe: Recipe) -> str:
+    activation = list(_ACTIVATIONS.values())[kind.activation]
+    title = f"dense {activation}"
+    if kind.target_nnz:
+        title = f"sparse, target {kind.target_nnz:g}{' per layer' if kind.per_layer else ''}"
+        title += f", {activation}" if activation != "ReLU" else ""
+    if kind.non_gated:
+        return f"{title}, no gate"
+    return title + (f", {recipe.model.intermediate_size:,} neurons" if kind.narrowing != 1 else "")
+
+
+def _rates(run: Run) -> str:
+    rate, gates = run.case["learning_rate"], ""
+    if "optimizer" in run.case:
+        # Not from the recipe: another default applied to dense models when the first were trained.
+        of_gates = run.case.get("gate_learning_rate")
+        gates = f", gates {f'1/{rate / of_gates:.3g}' if of_gates else 'by Muon'}"
+    return f"{rate:g}{gates}"
+
+
+def best(alike: Sequence[Setting]) -> Setting:
+    """The setting with the lowest loss over the seeds that it shares with the others.
+
+    One with fewer seeds must be lower by more than `SEED_NOISE`.
+    """
+    most = max(len(setting.ends) for setting in alike)
+    first = min((s for s in alike if len(s.ends) == most), key=Setting.loss)
+    least = min(alike, key=lambda setting: above(setting, first) or 0.0)
+    return least if (above(least, first) or 0.0) < -SEED_NOISE else first
+
+
+def above(setting: Setting, other: Setting) -> float | None:
+    """Its loss less the other's, mean of the seeds that both have; None: there is none."""
+    seeds = [seed for seed in setting.ends if seed in other.ends]
+    return setting.loss(seeds) - other.loss(seeds) if seeds else None
+
+
+def equal_tokens(lines: Sequence[Line]) -> list[list[str]]:
+    """A row for each kind of FFN, where dense SiLU was trained on as many tokens.
+
+    Raises:
+        ValueError: no records give a row.
+    """
+    rows = []
+    for shape in SHAPES:
+        for tokens, of_tokens in groupby(settings(lines, shape), lambda setting: setting.tokens):
+            kinds = [list(group) for _, group in groupby(of_tokens, lambda s: s.kind)]
+            if len(kinds) == 1 or kinds[0][0].kind != DENSE_SILU:
+                continue
+            dense = best(kinds[0])
+            for alike in kinds:
+                setting = best(alike)
+                row = [f"{shape.title}, {tokens / 1e6:.1f}M", setting.title]
+                row += [f"{setting.rates}; {len(alike)}", _losses(setting)]
+                row += ["" if setting is dense else _difference(setting, dense), _times(setting)]
+                rows.append(row)
+    return _checked(rows)
+
+
+def equal_time(lines: Sequence[Line]) -> list[list[str]]:
+    """A row for each kind of sparse FFN and the best dense one that took about as long.
+
+    Raises:
+        ValueError: no records give a row.
+    """
+    rows = []
+    for shape, optimizer, gpu in product(SHAPES, _OPTIMIZERS, GPUS):
+        shown = set()
+        for sweep in shape.sweeps:
+            every = settings(lines, shape._replace(sweeps=(sweep,)), (gpu,), optimizer)
+            dense = [setting for setting in every if not setting.kind.target_nnz]
+            for key, group in groupby(every, lambda setting: (setting.tokens, setting.kind)):
+                sparse = best(list(group))
+                rivals = [rival for rival in dense if _same_time(sparse, rival)]
+                if sparse.kind.target_nnz and key not in shown and rivals:
+                    shown.add(key)
+                    rival = min(rivals, key=Setting.loss)
+                    sides = [cell for side in (sparse, rival) for cell in _side(side)]
+                    title = f"{shape.title}, {_OPTIMIZERS[optimizer]}, {gpu}"
+                    rows.append([title, *sides, _difference(sparse, rival)])
+    return _checked(rows)
+
+
+def _same_time(setting: Setting, other: Setting) -> bool:
+    return abs(fmean(other.seconds()) / fmean(setting.seconds()) - 1) <= SAME_TIME
+
+
+def _checked(rows: list[list[str]]) -> list[list[str]]:
+    if not rows:
+        raise ValueError("no runs are recorded that can be compared")
+    return rows
+
+
+def _losses(setting: Setting) -> str:
+    each = ", ".join(f"{ends[0].loss:.3f}" for _, ends in sorted(setting.ends.items()))
+    return f"{setting.loss():.3f} ({each})" if len(setting.ends) > 1 else each
+
+
+def _difference(setting: Setting, other: Setting) -> str:
+    """Nats, and percent in brackets."""
+    nats = above(setting, other)
+    if nats is None:
+        return ""
+    return f"{nats:+.3f} ({100 * nats / other.loss():+.1f}%)".replace("-", "−")
+
+
+def _times(setting: Setting) -> str:
+    by_gpu = [(gpu, setting.seconds(gpu)) for gpu in GPUS if setting.seconds(gpu)]
+    return "; ".join(f"{_rounded(seconds)} ({gpu})" for gpu, seconds in by_gpu)
+
+
+def _side(setting: Setting) -> list[str]:
+    tokens = f"{setting.tokens / 1e6:.1f}M; {_rounded(setting.seconds())}"
+    return [f"{setting.title} ({setting.rates})", tokens, _losses(setting)]
+
+
+def _rounded(seconds: Sequence[float]) -> str:
+    return ", ".join(f"{value:,.0f}" for value in seconds)
+
+
+TOKENS_HEAD = (
+    "Model, tokens", "FFN", "Learning rates; settings tried", "Validation loss (each seed)",
+    "Above dense SiLU, nats (%)", "GPU seconds",
+)  # fmt: skip
+TIME_HEAD = (
+    "Model, optimizer, GPU", "Sparse FFN (learning rates)", "Tokens; seconds", "Loss",
+    "Dense FFN (learning rates)", "Tokens; seconds", "Loss", "Sparse above dense, nats (%)",
+)  # fmt: skip

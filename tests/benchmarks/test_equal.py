@@ -1,0 +1,121 @@
+"""Equal tokens and equal time: which runs are compared, and by how much they differ."""
+
+from __future__ import annotations
+
+import pytest
+
+import equal
+
+STEPS = {"longer": 510}  # of fair-0.5b; all other runs have 400
+
+
+def ended(run, loss, seconds, *, gates=None, steps=None, gpu="H200", sweep="fair-0.5b", **case):
+    """The records of a run's end."""
+    steps = steps or next((n for name, n in STEPS.items() if name in run), 400)
+    case = {
+        "run": run,
+        "step": steps,
+        "tokens": steps * 65_536,
+        "seed": int(run[-1]),
+        "learning_rate": 2e-3,
+        "optimizer": "muon",
+        "precision": "fp8",
+        **({"gate_learning_rate": gates} if gates else {}),
+    } | case
+    return [
+        {"bench": f"sweep_{sweep}", "case": case, "metric": metric, "value": value}
+        | {"hardware": f"1× NVIDIA {gpu}, 9 cores", "commit": "abc"}
+        for metric, value in (("validation_loss", loss), ("gpu_seconds", seconds))
+    ]
+
+
+SIXTEENTH, EIGHTH = {"gates": 1.25e-4}, {"gates": 2.5e-4}
+DENSE = [
+    *ended("dense-silu-muon-gates-seed0", 4.10, 150.0),
+    *ended("dense-silu-muon-gates-seed1", 4.12, 151.0),
+    *ended("dense-silu-0.000125-seed0", 4.00, 149.0, **SIXTEENTH),
+    *ended("dense-silu-0.000125-seed1", 4.02, 150.0, **SIXTEENTH),
+]
+SPARSE = [
+    *ended("target60-0.00025-seed0", 4.04, 100.0, **EIGHTH),
+    *ended("target60-0.00025-seed1", 4.10, 101.0, **EIGHTH),
+]
+
+
+def test_each_kind_is_at_its_best_and_compared_with_dense_silu_at_the_same_seeds():
+    narrow = ended("dense-silu-narrow-2816-seed1", 4.07, 110.0, **SIXTEENTH)
+    rows = equal.equal_tokens([*SPARSE, *narrow, *DENSE])
+    budget = "0.5B, 26.2M"
+    assert rows == [
+        [budget, "dense SiLU", "0.002, gates 1/16; 2", "4.010 (4.000, 4.020)", "",
+         "149, 150 (H200)"],
+        [budget, "dense SiLU, 2,816 neurons", "0.002, gates 1/16; 1", "4.070",
+         "+0.050 (+1.2%)", "110 (H200)"],  # over 4.02, which is that of seed 1
+        [budget, "sparse, target 60", "0.002, gates 1/8; 1", "4.070 (4.040, 4.100)",
+         "+0.060 (+1.5%)", "100, 101 (H200)"],
+    ]  # fmt: skip
+
+
+def test_runs_that_did_not_reach_their_end_and_other_precisions_do_not_count():
+    cut_off = ended("target60-0.000125-seed0", 3.0, 90.0, steps=350, tokens=26_214_400)
+    in_bf16 = ended("target60-0.0005-seed0", 3.0, 90.0, precision="bf16")
+    unknown = ended("of-another-day-seed0", 3.0, 90.0)
+    rows = equal.equal_tokens([*DENSE, *SPARSE, *cut_off, *in_bf16, *unknown])
+    assert [row[1:3] for row in rows][1:] == [["sparse, target 60", "0.002, gates 1/8; 1"]]
+
+
+def test_one_seed_is_better_than_two_only_by_more_than_noise():
+    for loss, rates in ((3.995, "0.002, gates 1/16; 3"), (3.95, "0.002, gates 1/8; 3")):
+        one = ended("dense-silu-0.00025-seed0", loss, 150.0, **EIGHTH)
+        assert equal.equal_tokens([*DENSE, *SPARSE, *one])[0][2] == rates
+
+
+def test_a_run_of_a_fair_sweep_replaces_the_same_one_of_an_older_sweep():
+    older = [
+        record
+        for seed in (0, 1)
+        for record in ended(
+            f"dense-silu-muon-fp8-0.002-seed{seed}", 3.9, 160.0, sweep="frontier-0.5b"
+        )
+    ]
+    assert equal.equal_tokens([*older, *SPARSE])[0][3] == "3.900 (3.900, 3.900)"
+    assert equal.equal_tokens([*older, *DENSE[:4], *SPARSE])[0][3] == "4.110 (4.100, 4.120)"
+
+
+def test_equal_time_is_against_the_lowest_dense_run_that_took_about_as_long():
+    longer = [
+        *ended("target60-longer-0.00025-seed0", 3.92, 145.0, **EIGHTH),
+        *ended("target60-longer-0.00025-seed1", 3.94, 147.0, **EIGHTH),
+    ]
+    [row] = equal.equal_time([*DENSE, *SPARSE, *longer])  # SPARSE took less time than any
+    assert row == [
+        "0.5B, Muon, H200", "sparse, target 60 (0.002, gates 1/8)", "33.4M; 145, 147",
+        "3.930 (3.920, 3.940)", "dense SiLU (0.002, gates 1/16)", "26.2M; 149, 150",
+        "4.010 (4.000, 4.020)", "−0.080 (−2.0%)",
+    ]  # fmt: skip
+    narrow = ended("dense-silu-narrow-2816-seed0", 4.01, 103.0, **SIXTEENTH)
+    first, _ = equal.equal_time([*DENSE, *SPARSE, *longer, *narrow])
+    assert first[4:] == ["dense SiLU, 2,816 neurons (0.002, gates 1/16)", "26.2M; 103", "4.010",
+                         "+0.030 (+0.7%)"]  # fmt: skip
+
+
+def test_times_are_not_compared_across_gpus_and_tables_without_rows_are_errors():
+    longer = ended("target60-longer-0.00025-seed0", 3.92, 145.0, gpu="H100", **EIGHTH)
+    with pytest.raises(ValueError, match="no runs are recorded that can be compared"):
+        equal.equal_time([*DENSE, *longer])
+    for lines in ([], DENSE):
+        with pytest.raises(ValueError, match="no runs are recorded that can be compared"):
+            equal.equal_tokens(lines)
+
+
+@pytest.mark.parametrize(
+    ("run", "title"),
+    [
+        ("dense-relu2-0.00025-seed0", "dense ReLU²"),
+        ("dense-relu2-non-gated-seed0", "dense ReLU², no gate"),
+        ("target60-per-layer-0.00025-seed0", "sparse, target 60 per layer"),
+        ("target150-0.00025-seed0", "sparse, target 150"),
+    ],
+)
+def test_kinds_have_names(run, title):
+    assert equal.equal_tokens([*DENSE, *ended(run, 4.0, 120.0)])[-1][1] == title

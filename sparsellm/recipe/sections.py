@@ -167,12 +167,12 @@ class FFNConfig(StrictModel):
         "paper's TwELL and hybrid format",
     )
     ell_width: int = Field(
-        128,
+        512,
         ge=1,
         le=1024,
         description="Non-zeros of a token that the hybrid format's ELL matrix holds (format: "
         "twell); tokens with more are computed densely. The paper uses 128, and 256 at weak "
-        "regularisation",
+        "regularisation: that takes less memory, and more time where some tokens have more",
     )
 
 

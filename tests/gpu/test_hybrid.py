@@ -111,7 +111,7 @@ def test_fuzz(kernels, monkeypatch):
         x, w = without_biases(*problem(m, k, n, choose))
         monkeypatch.setattr(kernels.twell, "_L2_BYTES", choose.choice([2**14, 26 * 2**20]))
         monkeypatch.setattr(kernels, "ROUND_ROWS", choose.choice([128, 1024]))
-        width = choose.choice([32, 128, 256])
+        width = choose.choice([32, 128, 512, 1024])
         rows = choose.choice([backup_rows_for(m), choose.randrange(m + 1)])
         try:
             heavy += check(kernels, x, w, width, rows, choose=choose)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.formats import BACKUP_SHARE, TWELL_WIDTH
+from sparsellm.ffn.formats import TWELL_WIDTH
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.kernels.launch import Address, Kernel
@@ -18,6 +18,7 @@ from sparsellm.ffn.types import CONTROL_WORDS, DENSE_ROW_TILE, TILE_NEURONS, FFN
 
 _ROWS_EACH = 4  # of a block of threads, at most `max_rows` of cuda/common/walk.cuh
 _L2_BYTES = 26 * 2**20
+_ROUNDS = 8  # of `dense_rows`, if all rows overflow
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def dense_rows(
     gated = w.gate_NK is not None
     # With a gate, half of a tile's columns are up's.
     row_tiles, half = -(-m // DENSE_ROW_TILE), DENSE_ROW_TILE // 2
-    room = -(-m // (BACKUP_SHARE * DENSE_ROW_TILE)) * DENSE_ROW_TILE
+    room = -(-m // (_ROUNDS * DENSE_ROW_TILE)) * DENSE_ROW_TILE
     h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
     counts = backup._asdict() if backup is not None else dict.fromkeys(KeptRows._fields)
     kernel = kernel_for("dense_rows", x_MK, w.activation)

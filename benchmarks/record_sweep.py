@@ -4,6 +4,8 @@ Everything is read from the runs' records, so this works on another machine than
 trained. Hardware, commit and command are also those that the runs recorded.
 
     python benchmarks/record_sweep.py runs/quality --record benchmarks/results.jsonl
+
+``--curves`` names the runs that a figure draws; of the others the last validation is enough.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +35,27 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Records how a sweep's runs ended.")
     parser.add_argument("folder", type=Path, metavar="SWEEP", help="folder such as runs/quality")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
+    parser.add_argument(
+        "--curves",
+        nargs="*",
+        default=["*"],
+        metavar="RUN",
+        help="record all validations of these runs, of others only the last; a name may hold "
+        "wildcards (default: of all runs)",
+    )
     options = parser.parse_args(words)
-    for measurements in figures(options.folder):
+    for measurements in figures(options.folder, options.curves):
         print(row(measurements))
         if options.record:
             append(measurements, options.record)
 
 
-def figures(folder: Path) -> Iterator[list[Measurement]]:
+def figures(folder: Path, curves: Sequence[str] = ("*",)) -> Iterator[list[Measurement]]:
     """The figures of each run that has begun.
+
+    Args:
+        folder: of the sweep.
+        curves: names of the runs, or patterns of them, with all their validations.
 
     Raises:
         FileNotFoundError: the folder is not a sweep, or none of its runs has begun.
@@ -52,7 +67,9 @@ def figures(folder: Path) -> Iterator[list[Measurement]]:
     for group in sweep.groups:
         for run in group.runs:
             context = taken_by(run.sessions) | by
-            yield [replace(m, context=context) for m in _figures(f"sweep_{sweep.name}", run)]
+            all_validations = any(fnmatchcase(run.path.name, pattern) for pattern in curves)
+            measurements = _figures(f"sweep_{sweep.name}", run, all_validations)
+            yield [replace(m, context=context) for m in measurements]
 
 
 def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -66,7 +83,7 @@ def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return context | ({"commit": session["commit"]} if session["commit"] else {})
 
 
-def _figures(bench: str, run: RunData) -> list[Measurement]:
+def _figures(bench: str, run: RunData, all_validations: bool) -> list[Measurement]:
     recipe, end = run.recipe, run.train[-1]
     base = {
         "run": run.path.name,
@@ -102,7 +119,7 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
     of("throughput", statistics.median(r["tokens_per_second"] for r in half), "tokens/s")
     of("l1_at_end", end["l1_coefficient"], "λ")
     steps, spent = gpu_seconds(run)
-    for record in run.validation:
+    for record in run.validation if all_validations else run.validation[-1:]:
         step = {"step": record["step"], "tokens": record["tokens"]}
         of("validation_loss", record["loss"], "nats per token", **step)
         if spent:

@@ -71,3 +71,9 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(
     assert (by_metric["score_mean", 4], by_metric["acc", 4]) == (0.25, 0.25)
     [piqa] = [r for r in rows if r["metric"] == "acc"]
     assert piqa["case"]["task"] == "piqa"
+    for curves, steps in ((["target-*"], [2, 4]), ([], [4]), (["dense-*"], [4])):
+        results.unlink()
+        main([str(folder), "--record", str(results), "--curves", *curves])
+        for metric in ("validation_loss", "gpu_seconds"):
+            recorded = [r["case"]["step"] for r in read_records(results) if r["metric"] == metric]
+            assert recorded == steps

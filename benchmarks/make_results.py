@@ -2,7 +2,7 @@
 
 A page has the place of a table between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Every row
 names the records that it shows, so that a new kind of measurement gets a new row here. Only
-`equal` takes all records of its sweeps.
+`equal` and `lead` take all records of their sweeps.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import claims
 import equal
 import figures
+import lead
 import results
 from published import PAPER_MODELS, PUBLISHED_KERNELS, Comparison
 from results import SHAPE, Line, Run, find, measured, runs
@@ -454,6 +455,7 @@ def _shapes(lines: Sequence[Line]) -> str:
 TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "equal-tokens": lambda lines: _table(equal.TOKENS_HEAD, equal.equal_tokens(lines)),
     "equal-time": lambda lines: _table(equal.TIME_HEAD, equal.equal_time(lines)),
+    "lead": lambda lines: _table(lead.HEAD, lead.expected(lines)),
     "long": _long,
     "gates": _gates,
     "widths": _widths,

@@ -1,7 +1,7 @@
 // dense_rows: the FFN of the rows that a sparse format does not hold, by dense products
 // (common/dense_rows.cuh). It is launched with every call and ends at once if there are none.
 //
-// First a round's activations, then their product with W_downᵀ. Training keeps gate and up of the first
+// First a round's activations, then their product with W_downᵀ, in parts if there are few rows. Training keeps gate and up of the first
 // `backup` rows, and counts which neurons are active, as hybrid_rows does for the other rows.
 #include "common/dense_rows.cuh"
 
@@ -68,35 +68,63 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
   if (lane == 0) kept.l1[(block * tiles + tile / round.blocks) * 8 + threadIdx.x / 32] = l1;
 }
 
-__device__ void down(GemmShared& shared, const Sizes& size, const element* w, const element* bias,
-                     const Round& round, int tile, const element* h, const int* token, element* y) {
-  const int first_row = tile % round.blocks * gemm_tile;
-  const int first_column = tile / round.blocks * gemm_tile;
-  const Along rows(h, size.n, [&](int line) -> const element* {
-    const int row = first_row + line;
-    return row < round.rows ? h + static_cast<uint64>(row) * size.n : nullptr;
-  });
-  const Across weights{w, nullptr, nullptr, size.n, size.k, first_column};
-  GemmSums d = {};
-  multiply<false, true>(shared, size.n, rows, weights, d);
-  each_pair(d, [&](int tile_row, int tile_column, float low, float high) {
-    const int row = first_row + tile_row, column = first_column + tile_column;
+// A round's product with W_downᵀ: tiles vary fastest, so that parts are stored tile by tile.
+struct Down {
+  const Sizes& size;
+  const Round& round;
+  const Split& split;
+  const element* bias;
+  const int* token;
+  element* y;
+  float* partial;
+
+  __device__ void multiply_item(GemmShared& shared, int item, const element* h, const element* w) const {
+    const int tile = item % split.tiles, first_row = tile % round.blocks * gemm_tile;
+    const int first_column = tile / round.blocks * gemm_tile;
+    const Inner inner(split, item / split.tiles, size.n);
+    const Along rows(h, inner.length, [&](int line) -> const element* {
+      const int row = first_row + line;
+      return row < round.rows ? h + static_cast<uint64>(row) * size.n + inner.first : nullptr;
+    });
+    const Across weights{w + static_cast<uint64>(inner.first) * size.k,
+                         nullptr, nullptr, inner.length, size.k, first_column};
+    GemmSums d = {};
+    multiply<false, true>(shared, inner.length, rows, weights, d);
+    if (split.parts > 1) {
+      store_part(partial, item, d);
+      return;
+    }
+    each_pair(d, [&](int row, int column, float low, float high) {
+      store(tile, row, column, low, high);
+    });
+  }
+
+  __device__ void add(int addition) const {
+    add_parts(partial, split, addition, [&](int tile, int row, int column, float low, float high) {
+      store(tile, row, column, low, high);
+    });
+  }
+
+  __device__ __forceinline__ void store(int tile, int tile_row, int tile_column, float low,
+                                        float high) const {
+    const int row = tile % round.blocks * gemm_tile + tile_row;
+    const int column = tile / round.blocks * gemm_tile + tile_column;
     if (row >= round.rows || column >= size.k) return;
     const uint32 own = round.list[row];
     const uint64 to = token == nullptr ? own : token[own];
     *reinterpret_cast<uint32*>(y + to * size.k + column) =
         pack_biased(low, high, bias, column, size.k);
-  });
-}
+  }
+};
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(gemm_threads, blocks_each)
     dense_rows(const element* x_MK, const element* first_NK, const element* b_first_N,
                const element* second_NK, const element* b_second_N, const element* down_NK,
                const element* b_down_K, float threshold, int relu_up, int n, int k,
-               const uint32* list, uint32* control, int room, element* h, const int* token,
-               element* y_MK, element* gate, element* up, int backup, float* l1, uint32* active_N,
-               uint32* active_bits, uint64* union_sum) {
+               const uint32* list, uint32* control, int room, element* h, float* partial,
+               const int* token, element* y_MK, element* gate, element* up, int backup, float* l1,
+               uint32* active_N, uint32* active_bits, uint64* union_sum) {
   GemmShared& shared = dynamic_shared<GemmShared>();
   await_previous_kernel();
   const Sizes size{n, k};
@@ -106,18 +134,27 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, blocks_each)
   const uint32 neurons = tile_width(second_NK != nullptr);
   const uint32 first_tiles = (n + neurons - 1) / neurons;
   const uint32 second_tiles = (k + gemm_tile - 1) / gemm_tile;
-  const uint32 whole = room / gemm_tile * (first_tiles + second_tiles);  // work of a full round
+  const bool one_round = count <= room;
+  // Work of a full round; of the only one there may be more.
+  const uint32 whole = one_round ? ~0u : room / gemm_tile * (first_tiles + second_tiles);
   while (count > 0) {
     const uint32 item = claim_item(shared, control + next_item), number = item / whole;
     if (number * room >= count) break;
     const Round round(list, count, room, number);
+    const Split split(round.blocks * second_tiles, one_round);
+    const Down product{size, round, split, b_down_K, token, y_MK, partial};
     const uint32 before = number * whole, activated = before + round.blocks * first_tiles;
-    if (item >= activated + round.blocks * second_tiles) break;
-    await_items(control + items_done, item < activated ? before : activated);
+    const uint32 multiplied = activated + split.items(), end = multiplied + split.additions();
+    if (item >= end) break;
+    await_items(control + items_done, item < activated    ? before
+                                      : item < multiplied ? activated
+                                                          : multiplied);
     if (item < activated)
       activate(shared, size, w, x_MK, round, item - before, h, kept);
+    else if (item < multiplied)
+      product.multiply_item(shared, item - activated, h, down_NK);
     else
-      down(shared, size, down_NK, b_down_K, round, item - activated, h, token, y_MK);
+      product.add(item - multiplied);
     finish_item(control + items_done);
   }
 }

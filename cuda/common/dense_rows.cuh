@@ -6,7 +6,9 @@
 // A block claims the next item when it has finished one, and waits for all items of earlier phases:
 // these were claimed earlier, by blocks that are running, so a deadlock is impossible.
 //
-// Rows are processed in rounds of as many as fit into scratch memory. `first` are the weights whose
+// Rows are processed in rounds of as many as fit into scratch memory. A few rows are few tiles of a
+// product with the long inner dimension n, which would leave most of the GPU idle: it is split into parts
+// along n, each with its own sums, which the last phase adds up in order. `first` are the weights whose
 // product decides which neurons are active, `second` the other ones, or null.
 #pragma once
 #include "common/activation.cuh"
@@ -220,6 +222,57 @@ __device__ __forceinline__ void each_pair(const GemmSums& d, const Use& use) {
             d[i][j][2 * half], d[i][j][2 * half + 1]);
 }
 
+// How a product with so many tiles, whose inner dimension is n, is divided into work items.
+struct Split {
+  int tiles, parts;
+
+  // Only what is done in one round is split, so that all full rounds have equally many items.
+  __device__ Split(int tiles, bool one_round)
+      : tiles(tiles), parts(one_round ? max(1, min(max_parts, max_partial_tiles / tiles)) : 1) {}
+  __device__ uint32 items() const { return tiles * parts; }
+  __device__ uint32 additions() const { return parts == 1 ? 0 : tiles * (gemm_tile / added_rows); }
+};
+
+// The inner dimension of one part.
+struct Inner {
+  int first, length;
+
+  __device__ Inner(const Split& split, int part, int n) {
+    const int steps = (n + gemm_inner - 1) / gemm_inner;
+    const int each = (steps + split.parts - 1) / split.parts * gemm_inner;
+    first = min(part * each, n);
+    length = min(each, n - first);
+  }
+};
+
+// `partial` [items of a split product][128][128]: a warp's part of an item's sums.
+__device__ __forceinline__ void store_part(float* partial, int item, const GemmSums& d) {
+  float* to = partial + static_cast<uint64>(item) * gemm_tile * gemm_tile;
+  each_pair(d, [&](int row, int column, float low, float high) {
+    *reinterpret_cast<float2*>(to + row * gemm_tile + column) = make_float2(low, high);
+  });
+}
+
+// Adds up the parts of a few rows of a tile: `use(tile, row, column, sum, next column's sum)`.
+template <typename Use>
+__device__ __forceinline__ void add_parts(const float* partial, const Split& split, int addition,
+                                          const Use& use) {
+  constexpr int pairs = gemm_tile / 2;
+  const int tile = addition / (gemm_tile / added_rows);
+  const int first_row = addition % (gemm_tile / added_rows) * added_rows;
+  for (int i = threadIdx.x; i < added_rows * pairs; i += gemm_threads) {
+    const int row = first_row + i / pairs, column = i % pairs * 2;
+    float low = 0.0f, high = 0.0f;
+    for (int part = 0; part < split.parts; ++part) {
+      const uint64 item = static_cast<uint64>(part) * split.tiles + tile;
+      const float2 own = __ldcg(
+          reinterpret_cast<const float2*>(partial + (item * gemm_tile + row) * gemm_tile + column));
+      low += own.x, high += own.y;
+    }
+    use(tile, row, column, low, high);
+  }
+}
+
 // The matrix and neuron of a column of 128: of every 32, which are a warp's, 16 are of the first
 // matrix; the others of the second, or 16 neurons more of the first.
 struct Column {
@@ -287,3 +340,4 @@ __device__ __forceinline__ void activations(GemmShared& shared, const Sizes& siz
 }  // namespace
 
 extern "C" __device__ const uint32 exported_shared_bytes = sizeof(GemmShared);
+extern "C" __device__ const uint32 exported_partial_sums = max_partial_tiles * gemm_tile * gemm_tile;

@@ -2,9 +2,10 @@
 // for (common/hybrid.cuh), by dense products (common/dense_rows.cuh says how); after the gradients of the
 // ELL rows, to which it adds the weights'.
 //
-// A round goes through four phases: gate and up of rows that were not kept; ∇h = ∇y · W_downᵀ, + λ ·
-// sign(h), and from it ∇up, ∇gate and h; ∇x = ∇up · W_up + ∇gate · W_gate; the weights' gradients, sums
-// over the round's rows, each element by one block.
+// A round goes through these phases: gate and up of rows that were not kept; ∇h = ∇y · W_downᵀ, + λ ·
+// sign(h), and from it ∇up, ∇gate and h; then both ∇x = ∇up · W_up + ∇gate · W_gate, in parts if there are
+// few rows, and the weights' gradients, sums over the round's rows, each element by one block; last the
+// sums of the parts.
 #include "common/dense_rows.cuh"
 
 namespace {
@@ -81,28 +82,55 @@ __device__ void grad_activations(GemmShared& shared, const Sizes& size, const el
   });
 }
 
-__device__ void grad_x(GemmShared& shared, const Sizes& size, const element* w_up,
-                       const element* w_gate, const Round& round, int tile, const Scratch& from,
-                       element* dx) {
-  const int first_row = tile % round.blocks * gemm_tile;
-  const int first_column = tile / round.blocks * gemm_tile;
-  GemmSums d = {};
-  for (int source = 0; source < (w_gate == nullptr ? 1 : 2); ++source) {
-    const element* matrix = source == 0 ? from.up : from.gate;
-    const Along rows(matrix, size.n, [&](int line) -> const element* {
-      const int row = first_row + line;
-      return row < round.rows ? matrix + static_cast<uint64>(row) * size.n : nullptr;
+// A round's ∇x: tiles vary fastest, so that parts are stored tile by tile.
+struct GradX {
+  const Sizes& size;
+  const Round& round;
+  const Split& split;
+  element* dx;
+  float* partial;
+
+  __device__ void multiply_item(GemmShared& shared, int item, const Scratch& from,
+                                const element* w_up, const element* w_gate) const {
+    const int tile = item % split.tiles, first_row = tile % round.blocks * gemm_tile;
+    const int first_column = tile / round.blocks * gemm_tile;
+    const Inner inner(split, item / split.tiles, size.n);
+    GemmSums d = {};
+    for (int source = 0; source < (w_gate == nullptr ? 1 : 2); ++source) {
+      const element* matrix = source == 0 ? from.up : from.gate;
+      const element* weight = source == 0 ? w_up : w_gate;
+      const Along rows(matrix, inner.length, [&](int line) -> const element* {
+        const int row = first_row + line;
+        return row < round.rows ? matrix + static_cast<uint64>(row) * size.n + inner.first : nullptr;
+      });
+      const Across weights{weight + static_cast<uint64>(inner.first) * size.k,
+                           nullptr, nullptr, inner.length, size.k, first_column};
+      multiply<false, true>(shared, inner.length, rows, weights, d);
+    }
+    if (split.parts > 1) {
+      store_part(partial, item, d);
+      return;
+    }
+    each_pair(d, [&](int row, int column, float low, float high) {
+      store(tile, row, column, low, high);
     });
-    const Across weights{source == 0 ? w_up : w_gate, nullptr, nullptr, size.n, size.k, first_column};
-    multiply<false, true>(shared, size.n, rows, weights, d);
   }
-  each_pair(d, [&](int tile_row, int tile_column, float low, float high) {
-    const int row = first_row + tile_row, column = first_column + tile_column;
+
+  __device__ void add(int addition) const {
+    add_parts(partial, split, addition, [&](int tile, int row, int column, float low, float high) {
+      store(tile, row, column, low, high);
+    });
+  }
+
+  __device__ __forceinline__ void store(int tile, int tile_row, int tile_column, float low,
+                                        float high) const {
+    const int row = tile % round.blocks * gemm_tile + tile_row;
+    const int column = tile / round.blocks * gemm_tile + tile_column;
     if (row >= round.rows || column >= size.k) return;
     *reinterpret_cast<uint32*>(dx + static_cast<uint64>(round.list[row]) * size.k + column) =
         pack_elements(low, high);
-  });
-}
+  }
+};
 
 // Adds the sums over the round's rows to 128 neurons × 128 columns of a matrix.
 __device__ void grad_weights(GemmShared& shared, const Sizes& size, const element* values,
@@ -136,7 +164,8 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
                     const element* second_NK, const element* w_down_NK, const float* l1, int n, int k,
                     const int* token, const uint32* list, const uint32* counted, uint32* control,
                     int room, const element* gate, const element* up, int backup,
-                    element* scratch_gate, element* scratch_up, element* scratch_h, element* dx_MK,
+                    element* scratch_gate, element* scratch_up, element* scratch_h, float* partial,
+                    element* dx_MK,
                     int is_float, void* up_NK, void* gate_NK, void* down_NK) {
   GemmShared& shared = dynamic_shared<GemmShared>();
   await_previous_kernel();
@@ -152,37 +181,44 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
   const uint32 neuron_tiles = (n + gemm_tile - 1) / gemm_tile;
   const uint32 column_tiles = (k + gemm_tile - 1) / gemm_tile;
   const uint32 weight_tiles = neuron_tiles * column_tiles;
+  const bool one_round = count <= room;
+  // Work of a full round; of the only one there may be more.
   const uint32 row_tiles = gate_tiles + neuron_tiles + column_tiles;  // of each block of rows
-  const uint32 whole = room / gemm_tile * row_tiles + matrices * weight_tiles;
+  const uint32 full = room / gemm_tile * row_tiles + matrices * weight_tiles;
+  const uint32 whole = one_round ? ~0u : full;
   while (true) {
     const uint32 item = claim_item(shared, control + next_item), number = item / whole;
     if (number * room >= count) break;
     const Round round(list, count, room, number);
+    const Split split(round.blocks * column_tiles, one_round);
+    const GradX product{size, round, split, dx_MK, partial};
     const uint32 blocks = round.blocks, begin = number * whole;
-    const uint32 computed = begin + blocks * gate_tiles, split = computed + blocks * neuron_tiles;
-    const uint32 multiplied = split + blocks * column_tiles;
-    const uint32 end = multiplied + matrices * weight_tiles;
+    const uint32 computed = begin + blocks * gate_tiles, graded = computed + blocks * neuron_tiles;
+    const uint32 multiplied = graded + split.items(), weighed = multiplied + matrices * weight_tiles;
+    const uint32 end = weighed + split.additions();
     if (item >= end) break;
-    await_items(control + items_done, item < computed     ? begin
-                                      : item < split      ? computed
-                                      : item < multiplied ? split
-                                                          : multiplied);
+    await_items(control + items_done, item < computed  ? begin
+                                      : item < graded  ? computed
+                                      : item < weighed ? graded
+                                                       : weighed);
     if (item < computed) {
       if (!kept.holds(round))
         recompute(shared, size, w, x_MK, round, item - begin, scratch);
-    } else if (item < split) {
+    } else if (item < graded) {
       grad_activations(shared, size, w_down_NK, dy_MK, token, round, item - computed, *l1,
                        kept, scratch);
     } else if (item < multiplied) {
-      grad_x(shared, size, gated ? second_NK : first_NK, gated ? first_NK : nullptr, round,
-             item - split, scratch, dx_MK);
-    } else {
+      product.multiply_item(shared, item - graded, scratch, gated ? second_NK : first_NK,
+                            gated ? first_NK : nullptr);
+    } else if (item < weighed) {
       const uint32 matrix = (item - multiplied) / weight_tiles;  // up, down, gate
       const bool is_down = matrix == 1;
       grad_weights(shared, size, is_down ? scratch.h : matrix == 0 ? scratch.up : scratch.gate,
                    is_down ? dy_MK : x_MK, is_down ? token : nullptr, round,
                    (item - multiplied) % weight_tiles,
                    is_down ? down_NK : matrix == 0 ? up_NK : gate_NK, is_float != 0);
+    } else {
+      product.add(item - weighed);
     }
     finish_item(control + items_done);
   }

@@ -60,6 +60,8 @@ constexpr int stage_inner = 32, unit_columns = 256, min_stages = 4, max_stages =
 
 namespace dense_tiles {  // common/dense_rows.cuh
 constexpr int gemm_threads = 256, gemm_tile = dense_row_tile, gemm_inner = 32, gemm_stages = 4;
+constexpr int max_partial_tiles = 128, max_parts = 8;  // of split products: tiles of all parts; parts
+constexpr int added_rows = 16;                         // of a tile, whose parts a block adds up at a time
 }  // namespace dense_tiles
 
 namespace group_tiles {  // common/weight_grad.cuh

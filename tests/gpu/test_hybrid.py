@@ -122,8 +122,8 @@ def test_fuzz(kernels, monkeypatch):
 
 
 def test_at_the_papers_size(kernels):
-    """Nothing, some rows and all of them in the backup, which is then full."""
-    for density in (0.003, 0.03, 0.5):
+    """Nothing, a few rows, many and all of them in the backup, which is then full."""
+    for density in (0.003, 0.018, 0.03, 0.5):
         with named(f"density {density}"):
             _check_at_the_papers_size(kernels, density)
 

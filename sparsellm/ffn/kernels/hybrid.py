@@ -255,6 +255,7 @@ def _add_dense_rows(inputs: BackwardInputs, dx_MK: Tensor, grads: MatrixGradient
         scratch_gate=scratch[0],
         scratch_up=scratch[1],
         scratch_h=scratch[2],
+        partial=twell.partial_sums(kernel, x_MK),
         dx_MK=dx_MK,
         is_float=grads.up_NK.dtype == torch.float32,
         **grads._asdict(),

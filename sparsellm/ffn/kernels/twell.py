@@ -100,6 +100,11 @@ def column_slices(kernel: Kernel, *weights: Tensor | None) -> int:
     return min(-(-size // _L2_BYTES), -(-present[0].shape[1] // kernel.exported("columns")))
 
 
+def partial_sums(kernel: Kernel, like: Tensor) -> Tensor:
+    """Memory for the parts into which `dense_rows` and its gradient split products of few rows."""
+    return like.new_empty(kernel.exported("partial_sums"), dtype=torch.float32)
+
+
 class KeptRows(NamedTuple):
     """What training keeps of the rows of `dense_rows`, and the statistics that these complete."""
 
@@ -155,6 +160,7 @@ def dense_rows(
         control=gate.control,
         room=room,
         h=h,
+        partial=partial_sums(kernel, x_MK),
         token=token_M,
         y_MK=y_MK,
         backup=backup_rows,

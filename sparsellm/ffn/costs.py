@@ -4,9 +4,12 @@ Shapes: M tokens, K hidden_size, N intermediate_size; everything contiguous, on 
 """
 
 import statistics
+from collections import OrderedDict
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +36,7 @@ from sparsellm.ffn.types import (
 _ASSUMED_FIXED, _ASSUMED_PER_SHARE, _ASSUMED_PER_TOKEN_SHARE = 0.35, 1.1, 55.0
 _LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
 _MAX_COPIES = 6
+Layers = tuple[nn.Linear | None, nn.Linear, nn.Linear]  # gate, up, down
 # A normally distributed gate exceeds the first number of standard deviations for one token in 32,
 # and the second for one in 16: two and four tokens of a block. In real traces a column has 1.7 to
 # 2.5 tokens, and 3.8 to 5.4 with sorted tokens.
@@ -134,8 +138,49 @@ def median_ms(calls: list[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
+@dataclass(frozen=True)
+class LinearLayers:
+    """The linear layers of a dense FFN (gate, up, down), without weights; equal if of one class.
+
+    A host may have its own class of `nn.Linear`, such as one that computes in FP8.
+    """
+
+    classes: tuple[type, ...]
+    layers: Layers = field(compare=False)
+
+    @classmethod
+    def like(cls, projections: Layers) -> Self:
+        """Copies of them."""
+        gate, up, down = projections
+        layers = (gate and _without_weight(gate), _without_weight(up), _without_weight(down))
+        return cls(tuple(map(type, layers)), layers)
+
+    def with_weights(self, w: FFNWeights) -> Layers:
+        """The layers, computing with the weights of ``w``."""
+        gate, up, down = self.layers
+        gate = gate and _with_weight(gate, w.gate_NK)
+        return gate, _with_weight(up, w.up_NK), _with_weight(down, w.down_KN)
+
+
+def _with_weight(layer: nn.Linear, weight: Tensor | None) -> nn.Linear:
+    layer = copy(layer)
+    layer._parameters = {"weight": None if weight is None else nn.Parameter(weight), "bias": None}
+    return layer
+
+
+def _without_weight(layer: nn.Linear) -> nn.Linear:
+    if [name for name, _ in layer.named_parameters()] != ["weight"]:  # such as parametrizations
+        return nn.Linear(1, 1, bias=False, device="meta")
+    layer = _with_weight(layer, None)
+    # Those of a host, such as of sharded parameters, need the layer itself.
+    layer._forward_pre_hooks, layer._forward_hooks = OrderedDict(), OrderedDict()
+    return layer
+
+
 @lru_cache(maxsize=64)
-def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> Costs:
+def measure_training_costs(
+    call: Measured, *, compiled: bool, ordered: bool, linears: LinearLayers | None = None
+) -> Costs:
     """Times forward and backward on random weights, dense and sparse; waits for the GPU.
 
     Both include statistics and the L1 term, as in training; dense is compiled if ``compiled``. A
@@ -144,6 +189,11 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
     ``ordered``, sparse runs on sorted tokens, with as many tokens per column as are usual there.
     The cost of TwELL depends on the non-zeros of a token, and not on the order. With ``fp8`` both
     paths compute in FP8 what training computes in FP8.
+
+    Args:
+        call: shape of the FFN, and number of tokens.
+        compiled, ordered: see above.
+        linears: with which dense computes; None: with `SharedLinear`.
     """
     num_tokens, k, n, _, format, device_index, *_ = call
     device = torch.device("cuda", device_index)
@@ -178,14 +228,14 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
         return median_ms([step]), int(stats.union_sum) / blocks
 
     with torch.cuda.device(device):
-        dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled)])
+        layers = _shared_linears(w) if linears is None else linears.with_weights(w)
+        dense = median_ms([_dense_step(x_MK, layers, dy_MK, d_l1, compiled)])
         with torch.no_grad():
             return _costs(dense, sparse_at(n // 16), sparse_at(n // 4))
 
 
-def _dense_step(
-    x_MK: Tensor, w: FFNWeights, dy_MK: Tensor, d_l1: Tensor, compiled: bool
-) -> Callable[[], object]:
+def _shared_linears(w: FFNWeights) -> Layers:
+    """As our own loop has them: in FP8 if ``w`` is."""
     fp8 = w.quantised is not None
 
     def linear(weight_NK: Tensor) -> SharedLinear:
@@ -194,13 +244,19 @@ def _dense_step(
         return layer
 
     gate = None if w.gate_NK is None else linear(w.gate_NK)
-    up, down = linear(w.up_NK), linear(w.down_KN)
+    return gate, linear(w.up_NK), linear(w.down_KN)
+
+
+def _dense_step(
+    x_MK: Tensor, layers: Layers, dy_MK: Tensor, d_l1: Tensor, compiled: bool
+) -> Callable[[], object]:
+    """A forward and backward pass of the dense FFN with these linear layers."""
     ffn = torch.compile(dense_ffn, dynamic=False) if compiled else dense_ffn
     x_MK = x_MK.detach().requires_grad_()
-    inputs = [x_MK, *(layer.weight for layer in (gate, up, down) if layer is not None)]
+    inputs = [x_MK, *(layer.weight for layer in layers if layer is not None)]
 
     def step() -> None:
-        y_MK, stats = ffn(x_MK, gate, up, down)
+        y_MK, stats = ffn(x_MK, *layers)
         torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, d_l1.to(stats.l1_sum.dtype)))
 
     return step

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.inference_ops import beyond_limits
+from sparsellm.ffn.inference_path.discover import Projections
 from sparsellm.sparsity.over_ranks import Group, all_reduce_sum
 
 
@@ -21,7 +22,13 @@ def reason_against_kernels(k: int, n: int, device: torch.device) -> str | None:
 
 
 def mean_costs(
-    call: Measured, device: torch.device, *, compiled: bool, ordered: bool, group: Group = None
+    call: Measured,
+    device: torch.device,
+    *,
+    compiled: bool,
+    ordered: bool,
+    projections: Projections | None = None,
+    group: Group = None,
 ) -> Costs:
     """The costs of a micro-batch's forward and backward pass: their mean over ranks.
 
@@ -31,11 +38,13 @@ def mean_costs(
         call: shape of the FFN, and number of tokens.
         device: of this rank.
         compiled, ordered: see `ffn.costs.measure_training_costs`.
+        projections: the linear layers (gate, up, down) of the dense path; None: our own loop's.
         group: the ranks.
     """
-    from sparsellm.ffn.costs import measure_training_costs
+    from sparsellm.ffn.costs import LinearLayers, measure_training_costs
 
-    costs = measure_training_costs(call, compiled=compiled, ordered=ordered)
+    linears = None if projections is None else LinearLayers.like(projections)
+    costs = measure_training_costs(call, compiled=compiled, ordered=ordered, linears=linears)
     mean = torch.tensor(astuple(costs), dtype=torch.float64, device=device)
     if dist.is_initialized():
         all_reduce_sum(mean, group)

@@ -125,6 +125,7 @@ class LayerKernels:
                 call.device,
                 compiled=call.compiled,
                 ordered=self._ordered,
+                projections=ffn.projections,
                 group=self._group,
             )
             ffn.use_kernels("auto", costs)

@@ -17,12 +17,13 @@ K, N, VOCABULARY = 512, 2048, 60
 class Model(nn.Module):
     """Two residual FFNs over an embedding."""
 
-    def __init__(self, kernels: str, *, gated: bool, activation: str) -> None:
+    def __init__(self, kernels: str, *, gated: bool, activation: str, **options) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(VOCABULARY, K)
         self.ffns = nn.ModuleList(
-            SparseFFN(K, N, activation=activation, gated=gated, kernels=kernels) for _ in range(2)
+            SparseFFN(K, N, activation=activation, gated=gated, kernels=kernels, **options)
+            for _ in range(2)
         )
         self.cuda()
 
@@ -81,3 +82,22 @@ def test_layers_that_switch_together_run_sparse_in_the_second_step():
     *_, paths = train(model, 3, is_sorted=False, switch_together=True)
     # Each neuron is active for some of 64 neighbouring tokens: dense is faster.
     assert paths == [[False, False], [True, True], [False, False]]
+
+
+class RepeatedLinear(nn.Linear):
+    """Takes about eight times as long."""
+
+    def forward(self, x):
+        return sum(super(RepeatedLinear, self).forward(x) for _ in range(8)) / 8
+
+
+def test_dense_costs_are_those_of_the_linear_layers_of_the_host():
+    need_kernels()
+    costs = []
+    for linear in (nn.Linear, RepeatedLinear):
+        model = Model("auto", gated=False, activation="relu2", linear=linear)
+        train(model, 2, is_sorted=False)
+        costs.append(model.ffns[0].costs)
+    plain, repeated = costs
+    assert repeated.dense > 3 * plain.dense
+    assert repeated.fixed < 1.5 * plain.fixed

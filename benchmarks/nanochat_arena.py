@@ -175,6 +175,7 @@ class Arm:
             "precision": "fp8" if self.fp8 else self.precision,
             "seed": self.seed,
             **({"initial_l1": self.l1} if self.target else {}),
+            **({"kernels": self.kernels} if self.target and self.kernels != "auto" else {}),
             **({"pattern_rate": self.pattern_rate} if self.pattern_rate else {}),
         }
 
@@ -384,7 +385,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument(
         "--pattern-rate", type=float, help="train c_fc, or the gate, by AdamW at this rate"
     )
-    parser.add_argument("--kernels", choices=("auto", "sparse"), default="auto")
+    parser.add_argument("--kernels", choices=("auto", "dense", "sparse"), default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
     options = parser.parse_args(arguments)

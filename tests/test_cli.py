@@ -105,6 +105,8 @@ def test_keys_are_described_with_type_default_and_limits(cli_here):
     assert 'ffn.kernels: auto | dense | sparse = "auto"\n' in everything
     assert "evaluation.limit: whole number > 0 | null = null\n" in everything
     assert "data.files: list of text | null = null\n" in everything
+    pairs = "list of [number > 0 < 1, number > 0] = []"
+    assert f"sparsity.target_schedule: {pairs}\n" in everything
     assert "optimizer.beta2: number ≥ 0 < 1 = 0.95\n" in everything
     assert "nearest valid key: 'train'" in cli_here("recipe", "keys", "trian").stderr
 

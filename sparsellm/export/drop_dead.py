@@ -151,10 +151,14 @@ def _layer_report(peak_N: Tensor, remaining_W: Tensor) -> LayerReport:
 def _narrow_recipe(recipe: Recipe, width: int) -> Recipe:
     shape = recipe.model.model_copy(update={"intermediate_size": width})
     update: dict[str, Any] = {"model": shape}
-    target = recipe.sparsity.target_nnz
-    if target is not None and target >= width:  # no recipe may have it: all neurons may be active
-        without = {"target_nnz": None, "target_per_layer": False}
-        update["sparsity"] = recipe.sparsity.model_copy(update=without)
+    sparsity = recipe.sparsity
+    without: dict[str, Any] = {}
+    # No recipe may have a target of the width or more: all neurons may be active.
+    if any(earlier >= width for _, earlier in sparsity.target_schedule):
+        without = {"target_schedule": []}
+    if sparsity.target_nnz is not None and sparsity.target_nnz >= width:
+        without = {"target_nnz": None, "target_per_layer": False, "target_schedule": []}
+    update["sparsity"] = sparsity.model_copy(update=without)
     return Recipe.model_validate(recipe.model_copy(update=update).model_dump())
 
 

@@ -8,6 +8,7 @@ sections.py; this module checks what several sections decide together.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -93,18 +94,27 @@ class Recipe(StrictModel):
     def _check_target(self) -> None:
         sparsity, target = self.sparsity, self.sparsity.target_nnz
         if target is None:
-            if sparsity.target_per_layer:
-                raise ValueError("sparsity.target_per_layer needs sparsity.target_nnz")
+            for key in ("target_per_layer", "target_schedule"):
+                if getattr(sparsity, key):
+                    raise ValueError(f"sparsity.{key} needs sparsity.target_nnz")
             return
         if not self.activation.exact_zeros:
             raise ValueError(
                 f"sparsity.target_nnz needs {WITH_EXACT_ZEROS} (with {self.ffn.activation} no "
                 "activation is exactly zero); set it to null"
             )
-        if target >= self.model.intermediate_size:
+        targets = [("target_nnz", target)]
+        targets += [("target_schedule", earlier) for _, earlier in sparsity.target_schedule]
+        for key, each in targets:
+            if each >= self.model.intermediate_size:
+                raise ValueError(
+                    f"sparsity.{key} {each:g} must be below model.intermediate_size "
+                    f"{self.model.intermediate_size}"
+                )
+        shares = [share for share, _ in sparsity.target_schedule]
+        if any(after <= before for before, after in pairwise(shares)):
             raise ValueError(
-                f"sparsity.target_nnz {target:g} must be below model.intermediate_size "
-                f"{self.model.intermediate_size}"
+                f"sparsity.target_schedule: the shares of train.steps {shares} must ascend"
             )
         if not sparsity.l1_coefficient:
             raise ValueError(

@@ -202,6 +202,11 @@ class SparsityConfig(StrictModel):
         description="Whether each layer has a λ of its own and reaches target_nnz; otherwise one λ "
         "leads to it as the mean over layers",
     )
+    target_schedule: list[tuple[Annotated[float, Field(gt=0, lt=1)], PositiveFloat]] = Field(
+        [],
+        description="Earlier targets: shares of train.steps, ascending, each with the target until "
+        "then, such as [[0.2, 150], [0.6, 60]]; afterwards it is target_nnz",
+    )
     dead_window_tokens: PositiveInt = Field(
         1_048_576,
         description="A neuron is dead if it was active for none of the last so many tokens (of "

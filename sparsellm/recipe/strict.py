@@ -318,6 +318,8 @@ def _type(schema: dict[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
         return " | ".join(map(str, schema.get("enum", [schema.get("const")])))
     kind = schema.get("type", "object")
+    if "prefixItems" in schema:
+        return f"[{', '.join(map(_type, schema['prefixItems']))}]"
     if kind == "array":
         return f"list of {_type(schema['items'])}"
     if kind == "object":

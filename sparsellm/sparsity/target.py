@@ -23,10 +23,13 @@ in that many steps, and the small learning rates of a decay's last steps no long
 non-zeros. So give a run 400 steps or more. Simulated runs of 200 steps with a warm-up of 40 end up
 to 20% above the target; two small models trained for 300 steps of only 1,024 tokens ended 18 and
 23% above it, since neurons that fell silent at first came back after λ had fallen a hundredfold.
+
+Steps may have earlier targets. Where the target changes, the smoothed errors become those against
+the new one, as if it had always been the target.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 GAIN = 0.2  # of log λ per step, at an expected error of a factor e
@@ -69,6 +72,7 @@ class TargetController:
         config: `target_nnz`, where λ starts, and whether layers have a λ each.
         num_layers: L.
         warmup_steps: of the learning rate.
+        earlier_targets: steps before which another target applies, ascending, each with that.
         recipe: messages name the keys of a recipe, else arguments of the same names.
     """
 
@@ -78,12 +82,14 @@ class TargetController:
         num_layers: int,
         warmup_steps: int = 0,
         *,
+        earlier_targets: Sequence[tuple[int, float]] = (),
         recipe: bool = True,
     ) -> None:
         assert config.target_nnz is not None
         self._section, self._model = ("sparsity.", "model.") if recipe else ("", "")
         self._restart = "start over (--fresh)" if recipe else "start over"
-        self._target = config.target_nnz
+        self._target = self._last_target = config.target_nnz
+        self._earlier_targets = earlier_targets
         self._start = math.log(config.l1_coefficient)
         self._dense_steps = config.l1_zero_steps
         self._num_layers = num_layers
@@ -106,6 +112,7 @@ class TargetController:
         """Adjusts λ after a step, by the mean non-zeros per token of each layer in that step."""
         if step < self._dense_steps:
             return
+        self._change_target(step)
         measured = nnz_L if len(self._log_l1) > 1 else [sum(nnz_L) / len(nnz_L)]
         errors = [math.log(max(nnz, _FEWEST) / self._target) for nnz in measured]
         self._fast = _smoothed(self._fast, errors, FAST)
@@ -117,6 +124,17 @@ class TargetController:
             expected = fast + LEAD * (fast - slow)
             moved = self._log_l1[i] + gain * max(-MAX_ERROR, min(MAX_ERROR, expected))
             self._log_l1[i] = max(self._start - limit, min(self._start + limit, moved))
+
+    def _change_target(self, step: int) -> None:
+        before, self._target = self._target_at(step - 1), self._target_at(step)
+        if before != self._target and self._fast and self._slow:
+            shift = math.log(before / self._target)
+            self._fast = [error + shift for error in self._fast]
+            self._slow = [error + shift for error in self._slow]
+
+    def _target_at(self, step: int) -> float:
+        passing = (target for end, target in self._earlier_targets if step < end)
+        return next(passing, self._last_target)
 
     @property
     def error(self) -> float | None:

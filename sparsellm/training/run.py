@@ -266,8 +266,13 @@ def _build_objective(
 def _build_target(recipe: Recipe) -> TargetController | None:
     if not recipe.sparsity.target_nnz:
         return None
-    num_layers, warmup_steps = recipe.model.num_hidden_layers, recipe.optimizer.warmup_steps
-    return TargetController(recipe.sparsity, num_layers, warmup_steps)
+    steps, schedule = recipe.train.steps, recipe.sparsity.target_schedule
+    return TargetController(
+        recipe.sparsity,
+        recipe.model.num_hidden_layers,
+        recipe.optimizer.warmup_steps,
+        earlier_targets=[(round(share * steps), target) for share, target in schedule],
+    )
 
 
 def _build_saver(recipe: Recipe, accelerator: Accelerator) -> Saver:

@@ -239,6 +239,17 @@ def test_a_width_that_the_target_forbids_leaves_the_target_out(tiny, tmp_path, c
     assert main(["generate", str(out), "--prompt", "def ", "--max-new-tokens", "2"]) == 0
 
 
+def test_a_width_that_an_earlier_target_forbids_leaves_the_schedule_out(tiny, tmp_path):
+    goal = ["sparsity.target_nnz=100", "sparsity.l1_ramp_steps=0", "sparsity.l1_coefficient=1e-4"]
+    goal += ["sparsity.target_schedule=[[0.5, 300]]"]
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}", *goal))
+    out, tokens = tmp_path / "out", str(TOKENS)
+    command = ["export", str(path), str(out), "--drop-dead", "--drop-dead-tokens", tokens]
+    assert main([*command, "--device", "cpu"]) == 0
+    sparsity = load_pretrained(out).recipe.sparsity
+    assert (sparsity.target_nnz, sparsity.target_schedule) == (100, [])
+
+
 def test_a_neuron_that_fires_on_one_corpus_of_a_mixture_alone_stays(tiny, tmp_path):
     path, alive = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
     weights = load_file(path / "model.safetensors")

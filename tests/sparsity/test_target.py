@@ -132,6 +132,56 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
     assert read_metrics(path, "train")[-1]["l1_coefficient"] == pytest.approx(0.01, rel=0.07)
 
 
+def _scheduled(target, *earlier):
+    config = SparsityConfig(target_nnz=target, l1_coefficient=0.1)
+    return TargetController(config, 2, earlier_targets=earlier)
+
+
+def test_after_a_change_the_error_is_that_against_the_new_target():
+    changing, low, high = _scheduled(30, (40, 150), (80, 60)), _scheduled(150), _scheduled(30)
+    rng = random.Random(0)
+    for step in range(120):
+        nnz = [rng.uniform(50, 500), rng.uniform(50, 500)]
+        for controller in (changing, low, high):
+            controller.observe(step, nnz)
+        if step < 40:
+            assert changing.state_dict() == low.state_dict()
+        elif step < 80:  # 60 is twice 30
+            assert 1 + changing.error == pytest.approx((1 + high.error) / 2)
+        else:
+            assert changing.error == pytest.approx(high.error)
+
+
+def test_a_schedule_resumes_at_any_step():
+    rng = random.Random(0)
+    nnz = [[rng.uniform(50, 500), rng.uniform(50, 500)] for _ in range(12)]
+    straight = _scheduled(30, (4, 150), (8, 60))
+    states = []
+    for step in range(12):
+        states.append(json.loads(json.dumps(straight.state_dict())))
+        straight.observe(step, nnz[step])
+    for stop, state in enumerate(states):
+        resumed = _scheduled(30, (4, 150), (8, 60))
+        resumed.load_state_dict(state)
+        for step in range(stop, 12):
+            resumed.observe(step, nnz[step])
+        assert resumed.state_dict() == straight.state_dict()
+
+
+def test_a_run_has_the_targets_of_its_shares(tiny_overrides, cli_here):
+    overrides = [*tiny_overrides, "sparsity.target_nnz=5", "sparsity.l1_coefficient=0.01"]
+    overrides += ["sparsity.target_schedule=[[0.25, 30], [0.75, 10]]", "train.steps=8"]
+    done = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
+    assert done.returncode == 0, done.stderr
+    recipe = load_recipe("debug", overrides)
+    same = _scheduled(5, (2, 30), (6, 10))
+    for step, line in enumerate(read_metrics(recipe.run_path, "train")):
+        nnz = line["sparsity"]["nnz_mean"]
+        # As the smoothed errors of a controller without warm-up, whose λ alone is another one.
+        same.observe(step, nnz)
+        assert line["target_error"] == pytest.approx(same.error), step
+
+
 @pytest.mark.parametrize(
     ("nnz", "steps", "during", "at_the_end"),
     [
@@ -218,6 +268,14 @@ def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides,
         (["sparsity.l1_ramp_steps=3"], "set sparsity.l1_ramp_steps to 0"),
         (["sparsity.target_nnz=64"], "below model.intermediate_size 64"),
         (["sparsity.target_nnz=null", "sparsity.target_per_layer=true"], "needs .*target_nnz"),
+        (
+            ["sparsity.target_nnz=null", "sparsity.target_schedule=[[0.5, 9]]"],
+            "target_schedule needs sparsity.target_nnz",
+        ),
+        (["sparsity.target_schedule=[[0.5, 64]]"], "target_schedule 64 must be below .* 64"),
+        (["sparsity.target_schedule=[[0.5, 9], [0.5, 8]]"], r"\[0.5, 0.5\] must ascend"),
+        (["sparsity.target_schedule=[[1.0, 9]]"], "less than 1"),
+        (["sparsity.target_schedule=[[0.5, 0]]"], "greater than 0"),
     ],
 )
 def test_what_cannot_be_controlled_is_refused(tiny, change, message):

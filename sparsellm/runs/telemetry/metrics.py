@@ -165,7 +165,7 @@ METRICS = [
            lambda line, r: mean(line["sparsity"]["nnz_mean"]) / r.model.intermediate_size,
            "sparsity"),
     Metric("target_error", "Active neurons against the target",
-           "over sparsity.target_nnz, less one", "sparsity", against_target),
+           "over the target of the step, less one", "sparsity", against_target),
     Metric("dead_fraction", "Dead neurons, mean over layers", "fraction", "sparsity", "dead {:.1%}",
            _mean_of("sparsity", "dead_fraction"), "sparsity", from_zero=True),
     Metric("tokens_per_second", "Throughput, all ranks", "tokens per second", "speed",

@@ -50,6 +50,7 @@ class Kind(NamedTuple):
     activation: int  # index in `_ACTIVATIONS`
     non_gated: bool
     narrowing: float  # the usual number of neurons, divided by that of this kind
+    schedule: tuple[tuple[float, float], ...] = ()  # earlier targets, as in the recipe
 
 
 DENSE_SILU = Kind(0.0, False, 0, False, 1.0)
@@ -129,6 +130,7 @@ def _kind(recipe: Recipe, usual: int) -> Kind:
         list(_ACTIVATIONS).index(recipe.ffn.activation),
         not recipe.ffn.gated,
         usual / recipe.model.intermediate_size,
+        tuple(recipe.sparsity.target_schedule),
     )
 
 
@@ -137,6 +139,8 @@ def _title(kind: Kind, recipe: Recipe) -> str:
     title = f"dense {activation}"
     if kind.target_nnz:
         title = f"sparse, target {kind.target_nnz:g}{' per layer' if kind.per_layer else ''}"
+        for share, target in kind.schedule:
+            title += f", {target:g} until {share:.0%}"
         title += f", {activation}" if activation != "ReLU" else ""
     if kind.non_gated:
         return f"{title}, no gate"

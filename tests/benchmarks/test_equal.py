@@ -115,6 +115,11 @@ def test_times_are_not_compared_across_gpus_and_tables_without_rows_are_errors()
         ("dense-relu2-non-gated-seed0", "dense ReLU², no gate"),
         ("target60-per-layer-0.00025-seed0", "sparse, target 60 per layer"),
         ("target150-0.00025-seed0", "sparse, target 150"),
+        (
+            "target150-60-between-0.00025-seed0",
+            "sparse, target 150, 150 until 20%, 60 until 65%",
+        ),
+        ("target60-relu2-non-gated-0.00025-seed0", "sparse, target 60, ReLU², no gate"),
     ],
 )
 def test_kinds_have_names(run, title):

@@ -344,30 +344,48 @@ def _generation(lines: Sequence[Line]) -> str:
 
 
 # Name, and the keys of the case.
-_ARENA: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("ReLU², nanochat's own", {"ffn": "stock"}),
-    ("gated ReLU, dense", {"ffn": "gated-relu", "target_percent": 100}),
-    ("gated ReLU, target 3%", {"ffn": "gated-relu", "target_percent": 3.0, "pattern_rate": None}),
-    ("the same, gates by AdamW", {"ffn": "gated-relu", "pattern_rate": 5e-4}),
-    ("ReLU², target 5%", {"ffn": "relu2", "target_percent": 5.0, "pattern_rate": None}),
-    ("the same, `c_fc` by AdamW", {"ffn": "relu2", "pattern_rate": 2e-4}),
-)
+_ARENA: tuple[tuple[int, str, dict[str, Any]], ...] = (
+    (20, "nanochat's own (ReLU²), FP8", {"ffn": "stock", "precision": "fp8", "iterations": 400}),
+    (20, "the same, 372 steps", {"ffn": "stock", "precision": "fp8", "iterations": 372}),
+    (20, "nanochat's own, bf16", {"ffn": "stock", "precision": "bfloat16"}),
+    *((20, f"ReLU², target {target}%, FP8", {"ffn": "relu2", "target_percent": float(target)})
+      for target in (10, 5, 2)),
+    (20, "gated ReLU, target 3%, FP8", {"ffn": "gated-relu", "target_percent": 3.0}),
+    (12, "nanochat's own, bf16", {"ffn": "stock"}),
+    (12, "ReLU², target 2%, bf16", {"ffn": "relu2", "target_percent": 2.0}),
+    (12, "gated ReLU, dense, bf16", {"ffn": "gated-relu", "target_percent": 100}),
+    (12, "gated ReLU, target 3%, bf16",
+     {"ffn": "gated-relu", "target_percent": 3.0, "pattern_rate": None}),
+    (12, "the same, gates by AdamW", {"ffn": "gated-relu", "pattern_rate": 5e-4}),
+)  # fmt: skip
 
 
 def _arena(lines: Sequence[Line]) -> str:
     rows = []
-    for name, case in _ARENA:
-        ends = [
+    for depth, name, case in _ARENA:
+        of = [
             line
             for line in lines
-            if (line["bench"], line["metric"]) == ("arena", "val_bpb")
-            and line["case"]["step"] == line["case"]["iterations"]
-            and all(line["case"].get(key) == value for key, value in case.items())
+            if line["bench"] == "arena"
+            and all(
+                line["case"].get(key) == value for key, value in (case | {"depth": depth}).items()
+            )
         ]
+        ends = [line for line in of if line["case"].get("step") == line["case"]["iterations"]]
         assert ends, name
-        seconds = _each((line["case"]["train_seconds"] for line in ends), 0)
-        rows.append([name, _each(line["value"] for line in ends), seconds])
-    return _table(["FFN", "Bits per byte of each seed", "Seconds of training"], rows)
+        unions = [line["value"] for line in of if line["metric"] == "union_percent"]
+        rates = [line["value"] for line in of if line["metric"] == "tokens_per_second"]
+        seconds = (line["case"]["train_seconds"] for line in ends)
+        cells = _each(line["value"] for line in ends), _each(seconds, 0), f"{fmean(rates):,.0f}"
+        rows.append([str(depth), name, *cells, _each(unions, 0)])
+    head = [
+        "Depth",
+        "FFN",
+        "Bits per byte of each seed",
+        "Seconds of training",
+        "Tokens/s at the end",
+    ]
+    return _table([*head, "Active set of 64 tokens, %"], rows)
 
 
 # --- one FFN --------------------------------------------------------------------------------------

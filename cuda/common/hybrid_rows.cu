@@ -41,9 +41,9 @@ __device__ __forceinline__ void copy_row(const uint32* from, const Twell& twell,
   }
 }
 
-// The backup's rows, from their bits.
+// The heavy rows, from their bits, and how many do not fit into the backup.
 __device__ __forceinline__ void list_rows(Shared& shared, const uint32* heavy, int words,
-                                          uint32* list, uint32* control) {
+                                          uint32 backup, uint32* list, uint32* control) {
   uint32 before = 0;
   for (int base = 0; base < words; base += threads) {
     const int own = base + threadIdx.x;
@@ -53,12 +53,14 @@ __device__ __forceinline__ void list_rows(Shared& shared, const uint32* heavy, i
     for (; bits != 0; bits &= bits - 1) *to++ = own * 32 + __ffs(bits) - 1;
     before += sums.total;
   }
-  if (threadIdx.x == 0) control[num_overflowed] = before;
+  if (threadIdx.x != 0) return;
+  control[num_overflowed] = before;
+  control[num_recomputed] = before - min(before, backup);  // its high half is zero
 }
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads)
-    hybrid_rows(const uint32* twell_word, int m, int n, const int* token, int width,
+    hybrid_rows(const uint32* twell_word, int m, int n, const int* token, int width, int backup,
                 uint32* word, uint32* count, uint32* heavy, uint32* list, uint32* control,
                 int* nnz_M, uint32* active_N, uint32* active_bits, uint64* union_sum,
                 unsigned char* table) {
@@ -108,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(threads)
   if (lane == 0 && members != 0) atomicAdd(union_sum, static_cast<uint64>(members));
 
   if (!is_last_block(shared.last, control + num_finished)) return;
-  list_rows(shared, heavy, gridDim.x * 2, list, control);
+  list_rows(shared, heavy, gridDim.x * 2, backup, list, control);
 }
 
 extern "C" __device__ const uint32 exported_shared_bytes = max_neurons;

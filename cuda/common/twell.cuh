@@ -27,7 +27,10 @@ static_assert(not_held > max_neurons);
 static_assert(uint64(max_neurons / tile_neurons) * not_held + max_neurons < 1ull << 32);
 
 // Words of `control`: rows left to dense_rows; blocks of threads that have finished; non-zeros of all
-// rows, 64 bits; work items of dense_rows that are claimed, and finished.
+// rows, 64 bits; work items of dense_rows that are claimed, and finished; in training, rows that the
+// backup has no room for, 64 bits.
 constexpr int num_overflowed = 0, num_finished = 1, num_nonzeros = 2, next_item = 4, items_done = 5;
-static_assert(items_done < control_words);
+constexpr int num_recomputed = 6;
+static_assert(items_done < num_recomputed && num_recomputed + 2 <= control_words);
 static_assert(num_nonzeros % 2 == 0 && num_nonzeros + 2 <= next_item, "64 bits");
+static_assert(num_recomputed % 2 == 0, "64 bits");

@@ -97,7 +97,9 @@ class Hybrid(NamedTuple):
     length: Tensor  # (M,) int32: how many of a row's words are filled; 0 for a heavy row
     heavy: Tensor  # (2 · blocks,) int32: bit r % 32 of word r / 32: row r is heavy
     row: Tensor  # (M,) int32: the heavy rows, ascending; the rest is not filled
-    counted: Tensor  # (8,) int32: the first is the number of heavy rows
+    # (8,) int32: the first is the number of heavy rows, the last two, as one of 64 bits, how many of
+    # them the backup has no room for.
+    counted: Tensor
     # (M, W), the values of `word`, which rounds them to bf16; (0, W) where x is bf16.
     gate: Tensor
     up: Tensor  # (M, W), x W_u at the non-zeros; (0, W) without W_g
@@ -113,7 +115,7 @@ class Hybrid(NamedTuple):
     @property
     def recomputed(self) -> Tensor:
         """() int64: rows that the backup has no room for, see `FFNStats`."""
-        return (self.counted[0] - self.backup_up.shape[0]).clamp(min=0).long()
+        return self.counted.view(torch.int64)[-1]
 
 
 def empty_hybrid(x_MK: Tensor, num_neurons: int, room: Room, *, gated: bool) -> Hybrid:
@@ -163,7 +165,7 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
     heavy = F.pad(heavy_M.long(), (0, -m % BLOCK_TOKENS)).view(-1, 32)
     row = F.pad(heavy_rows, (0, m - len(heavy_rows)))
     counted = torch.zeros(CONTROL_WORDS, dtype=torch.int32, device=device)
-    counted[0] = len(heavy_rows)
+    counted[0], counted[-2] = len(heavy_rows), max(len(heavy_rows) - backup_rows, 0)
     backup_row = heavy_rows[:backup_rows]
 
     def backup(values_MN: Tensor) -> Tensor:

@@ -86,6 +86,7 @@ def check(kernels, x, w, width, backup_rows, *, choose):
     pattern = up if gate is None else gate
     expected = hybrid_of(gate, up, room)
     assert saved.num_heavy == pytest.approx(expected.num_heavy, rel=0.02, abs=2)
+    assert int(saved.recomputed) == max(saved.num_heavy - backup_rows, 0)
 
     by_row = dy if token is None else dy[token]
     right = gradients_on(gate, up, by_row.double(), d_l1.double(), x.double(), wide(w))

@@ -105,6 +105,7 @@ def _fill(
         n=n,
         token=token_M,
         width=width,
+        backup=len(saved.backup_up),
         word=saved.word,
         count=saved.length,
         heavy=saved.heavy,

@@ -97,8 +97,8 @@ class Hybrid(NamedTuple):
     length: Tensor  # (M,) int32: how many of a row's words are filled; 0 for a heavy row
     heavy: Tensor  # (2 · blocks,) int32: bit r % 32 of word r / 32: row r is heavy
     row: Tensor  # (M,) int32: the heavy rows, ascending; the rest is not filled
-    # (8,) int32: the first is the number of heavy rows, the last two, as one of 64 bits, how many of
-    # them the backup has no room for.
+    # (8,) int32: the first is the number of heavy rows; the last two, as one of 64 bits, say how
+    # many of them the backup has no room for.
     counted: Tensor
     # (M, W), the values of `word`, which rounds them to bf16; (0, W) where x is bf16.
     gate: Tensor

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsellm.ffn.formats import ROUND_ROWS, Hybrid, empty_hybrid
 from sparsellm.ffn.kernels import twell
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
+from sparsellm.ffn.kernels.launch import Address
 from sparsellm.ffn.types import (
     CONTROL_WORDS,
     DENSE_ROW_TILE,
@@ -46,15 +47,25 @@ def forward(
     ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the tokens.
     """
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
-    # The gate in TwELL, then as it is kept: ELL rows, and the heavy rows in a list.
-    gate = twell.empty_twell(m, n, x_MK.device)
-    twell.gate_twell(x_MK, w, gate)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
-    saved = saved._replace(row=gate.overflowed, counted=gate.control)
-    backup, nnz_M = _fill(saved, gate, x_MK, n, token_M)
     (blocks, rows), y_MK = _rows_of(saved), torch.empty_like(x_MK)
+    # Zeroed at once: counts of neurons, and L1 of each block of rows and of the dense rows.
+    num_parts = blocks + twell.num_l1_parts(x_MK, w)
+    zeros = x_MK.new_zeros(n + num_parts, dtype=torch.int32)
+    active_N, l1 = zeros[:n], zeros[n:].view(torch.float32)
+    backup = twell.KeptRows(
+        gate=saved.backup_gate if gated else None,
+        up=saved.backup_up,
+        l1=Address(l1.data_ptr() + blocks * l1.itemsize),
+        active_N=active_N,
+        active_bits=x_MK.new_empty(len(saved.table), -(-n // 32), dtype=torch.int32),
+        union_sum=x_MK.new_zeros((), dtype=torch.int64),
+    )
+    # The gate in TwELL, then as it is kept: ELL rows, and the heavy rows in a list.
+    gate = twell.Twell(twell.empty_words(m, n, x_MK.device), saved.row, saved.counted)
+    twell.gate_twell(x_MK, w, gate)
+    nnz_M = _fill(saved, gate, x_MK, backup, token_M)
     up = saved.up if gated else None
-    l1 = torch.empty(blocks, device=x_MK.device)
     if gated:
         kernel_for("hybrid_up", x_MK).launch(
             blocks, x_MK=x_MK, w_up_NK=w.up_NK, m=m, k=k, up=up, l1=l1, **rows
@@ -74,30 +85,24 @@ def forward(
         **rows,
     )
     # Heavy rows are computed as dense ones, and as many of them kept as the backup has room for.
-    dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, backup, token_M=token_M)
-    assert dense_l1 is not None
-    l1_sum = l1.sum() + dense_l1.sum()
-    return y_MK, FFNStats(l1_sum, nnz_M, backup.active_N, backup.union_sum), saved
+    twell.dense_rows(gate, x_MK, w, y_MK, backup, token_M=token_M)
+    return y_MK, FFNStats(l1.sum(), nnz_M, active_N, backup.union_sum), saved
 
 
 def _fill(
-    saved: Hybrid, gate: twell.Twell, x_MK: Tensor, num_neurons: int, token_M: Tensor | None
-) -> tuple[twell.KeptRows, Tensor]:
+    saved: Hybrid,
+    gate: twell.Twell,
+    x_MK: Tensor,
+    backup: twell.KeptRows,
+    token_M: Tensor | None,
+) -> Tensor:
     """Converts a gate in TwELL to the hybrid format, apart from up and the backup, and counts.
 
     Returns:
-        The backup and the statistics, which `dense_rows` completes, and each token's non-zeros,
-        (M,) int32.
+        Each token's non-zeros, (M,) int32. `dense_rows` completes the other statistics.
     """
-    (m, width), n = saved.word.shape, num_neurons
-    blocks, nnz_M = len(saved.table), torch.empty_like(saved.length)
-    backup = twell.KeptRows(
-        gate=saved.backup_gate if len(saved.backup_gate) else None,
-        up=saved.backup_up,
-        active_N=saved.length.new_zeros(n),
-        active_bits=saved.length.new_empty(blocks, -(-n // 32)),
-        union_sum=saved.length.new_zeros((), dtype=torch.int64),
-    )
+    (m, width), (blocks, n) = saved.word.shape, saved.table.shape
+    nnz_M = torch.empty_like(saved.length)
     kernel_for("hybrid_rows", x_MK).launch(
         blocks,
         twell_word=gate.word,
@@ -117,7 +122,7 @@ def _fill(
         union_sum=backup.union_sum,
         table=saved.table,
     )
-    return backup, nnz_M
+    return nnz_M
 
 
 def backward(inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:

@@ -19,6 +19,7 @@ from sparsellm.ffn.types import CONTROL_WORDS, DENSE_ROW_TILE, TILE_NEURONS, FFN
 _ROWS_EACH = 4  # of a block of threads, at most `max_rows` of cuda/common/walk.cuh
 _L2_BYTES = 26 * 2**20
 _ROUNDS = 8  # of `dense_rows`, if all rows overflow
+_GATED_NEURONS = DENSE_ROW_TILE // 2  # of a dense tile: half of its columns are up's
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,15 @@ class Twell:
 
 def empty_twell(num_tokens: int, num_neurons: int, device: torch.device) -> Twell:
     """Uninitialised memory for so many tokens."""
-    tiles = -(-num_neurons // TILE_NEURONS)
     empty = partial(torch.empty, dtype=torch.int32, device=device)
-    return Twell(
-        word=empty(num_tokens, tiles, TWELL_WIDTH),
-        overflowed=empty(num_tokens),
-        control=empty(CONTROL_WORDS),
-    )
+    word = empty_words(num_tokens, num_neurons, device)
+    return Twell(word, overflowed=empty(num_tokens), control=empty(CONTROL_WORDS))
+
+
+def empty_words(num_tokens: int, num_neurons: int, device: torch.device) -> Tensor:
+    """`Twell.word`, uninitialised."""
+    tiles = -(-num_neurons // TILE_NEURONS)
+    return torch.empty(num_tokens, tiles, TWELL_WIDTH, dtype=torch.int32, device=device)
 
 
 def gate_twell(x_MK: Tensor, w: FFNWeights, out: Twell) -> None:
@@ -110,6 +113,7 @@ class KeptRows(NamedTuple):
 
     gate: Tensor | None  # (R, N): of the first rows
     up: Tensor  # (R, N)
+    l1: Address  # `num_l1_parts` zeros, fp32
     active_N: Tensor  # (N,) int32
     active_bits: Tensor  # (blocks, N / 32) int32
     union_sum: Tensor  # () int64
@@ -123,28 +127,18 @@ def dense_rows(
     backup: KeptRows | None = None,
     *,
     token_M: Tensor | None = None,
-) -> Tensor | None:
+) -> None:
     """Computes the rows of ``y`` that overflowed TwELL; the host need not know how many they are.
 
     ``token_M``: (M,) int32, the row of y that each row of x becomes; None where it is the same.
-
-    Returns:
-        With ``backup`` parts of L1, fp32, to be added up.
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
-    gated = w.gate_NK is not None
-    # With a gate, half of a tile's columns are up's.
-    row_tiles, half = -(-m // DENSE_ROW_TILE), DENSE_ROW_TILE // 2
     room = -(-m // (_ROUNDS * DENSE_ROW_TILE)) * DENSE_ROW_TILE
-    h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
-    counts = backup._asdict() if backup is not None else dict.fromkeys(KeptRows._fields)
+    h, backup_rows = x_MK.new_empty(room, n), 0 if backup is None else len(backup.up)
+    arrays = dict.fromkeys(KeptRows._fields) if backup is None else backup._asdict()
     kernel = kernel_for("dense_rows", x_MK, w.activation)
-    if backup is not None:
-        tiles = -(-n // (half if gated else DENSE_ROW_TILE))
-        l1 = torch.zeros(row_tiles * tiles * (kernel.threads // 32), device=x_MK.device)
-        backup_rows = len(backup.up)
     kernel.launch_units(
-        -(-n // half) * row_tiles,
+        _row_tiles(m) * -(-n // _GATED_NEURONS),
         x_MK=x_MK,
         first_NK=w.first[0],
         b_first_N=w.first[1],
@@ -164,7 +158,16 @@ def dense_rows(
         token=token_M,
         y_MK=y_MK,
         backup=backup_rows,
-        l1=l1,
-        **counts,
+        **arrays,
     )
-    return l1
+
+
+def num_l1_parts(x_MK: Tensor, w: FFNWeights) -> int:
+    """How many sums `dense_rows` adds to L1: one for each warp of a tile of activations."""
+    kernel, n = kernel_for("dense_rows", x_MK, w.activation), w.up_NK.shape[0]
+    neurons = DENSE_ROW_TILE if w.gate_NK is None else _GATED_NEURONS
+    return _row_tiles(len(x_MK)) * -(-n // neurons) * (kernel.threads // 32)
+
+
+def _row_tiles(num_tokens: int) -> int:
+    return -(-num_tokens // DENSE_ROW_TILE)

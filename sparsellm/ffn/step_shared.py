@@ -73,11 +73,9 @@ def kernel_weights(
     With ``fp8`` also the pattern's weight, quantised.
     """
     gate_NK = None if w.gate_NK is None else fills.cast(w.gate_NK, dtype)
-    w = w._replace(gate_NK=gate_NK, up_NK=fills.cast(w.up_NK, dtype))
-    if fp8:
-        w = w._replace(quantised=fills.quantised(w.first[0]))
-    down_NK = transposed(w.down_KN, dtype)
-    return w._replace(down_KN=down_NK.t(), down_NK=down_NK)
+    up_NK, down_NK = fills.cast(w.up_NK, dtype), transposed(w.down_KN, dtype)
+    w = w._replace(gate_NK=gate_NK, up_NK=up_NK, down_KN=down_NK.t(), down_NK=down_NK)
+    return w._replace(quantised=fills.quantised(w.first[0])) if fp8 else w
 
 
 def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:

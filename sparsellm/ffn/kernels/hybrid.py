@@ -49,15 +49,13 @@ def forward(
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     saved = empty_hybrid(x_MK, n, room, gated=gated)
     (blocks, rows), y_MK = _rows_of(saved), torch.empty_like(x_MK)
-    # Zeroed at once: counts of neurons, and L1 of each block of rows and of the dense rows.
-    num_parts = blocks + twell.num_l1_parts(x_MK, w)
-    zeros = x_MK.new_zeros(n + num_parts, dtype=torch.int32)
-    active_N, l1 = zeros[:n], zeros[n:].view(torch.float32)
+    # L1 of each block of rows, then of the dense rows.
+    l1 = x_MK.new_zeros(blocks + twell.num_l1_parts(x_MK, w), dtype=torch.float32)
     backup = twell.KeptRows(
         gate=saved.backup_gate if gated else None,
         up=saved.backup_up,
         l1=Address(l1.data_ptr() + blocks * l1.itemsize),
-        active_N=active_N,
+        active_N=x_MK.new_zeros(n, dtype=torch.int32),
         active_bits=x_MK.new_empty(len(saved.table), -(-n // 32), dtype=torch.int32),
         union_sum=x_MK.new_zeros((), dtype=torch.int64),
     )
@@ -86,7 +84,7 @@ def forward(
     )
     # Heavy rows are computed as dense ones, and as many of them kept as the backup has room for.
     twell.dense_rows(gate, x_MK, w, y_MK, backup, token_M=token_M)
-    return y_MK, FFNStats(l1.sum(), nnz_M, active_N, backup.union_sum), saved
+    return y_MK, FFNStats(l1.sum(), nnz_M, backup.active_N, backup.union_sum), saved
 
 
 def _fill(
@@ -162,20 +160,22 @@ def backward(inputs: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Ten
         dx_MK=dx_MK,
         **rows,
     )
-    _weight_grads(inputs, pair, out, adds=adds)
-    _add_dense_rows(inputs, dx_MK, out)
+    # Each of the two uses other counters.
+    control = saved.length.new_zeros(CONTROL_WORDS)
+    _weight_grads(inputs, pair, out, control, adds=adds)
+    _add_dense_rows(inputs, dx_MK, out, control)
     return dx_MK
 
 
 def _weight_grads(
-    inputs: BackwardInputs, pair: Tensor, out: MatrixGradients, *, adds: bool
+    inputs: BackwardInputs, pair: Tensor, out: MatrixGradients, control: Tensor, *, adds: bool
 ) -> None:
     """Weight gradients of the ELL rows, neuron by neuron."""
     dy_MK, _, x_MK, w, saved, token_M = inputs
     (m, k), (_, width), n = x_MK.shape, saved.word.shape, w.up_NK.shape[0]
     gated, blocks = w.gate_NK is not None, len(saved.table)
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
-    source, control = torch.empty_like(saved.word), saved.length.new_zeros(CONTROL_WORDS)
+    source = torch.empty_like(saved.word)
     # Sorts the non-zeros by neuron: how many each block has, then the place of each.
     count = kernel_for("hybrid_count", x_MK)
     count.launch(
@@ -229,7 +229,9 @@ def _weight_grads(
     kernel_for("hybrid_carry", x_MK).launch(grid, **sums)
 
 
-def _add_dense_rows(inputs: BackwardInputs, dx_MK: Tensor, grads: MatrixGradients) -> None:
+def _add_dense_rows(
+    inputs: BackwardInputs, dx_MK: Tensor, grads: MatrixGradients, control: Tensor
+) -> None:
     """Adds the gradients of the rows in the backup, and of those beyond it."""
     dy_MK, d_l1, x_MK, w, saved, token_M = inputs
     (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)
@@ -238,7 +240,6 @@ def _add_dense_rows(inputs: BackwardInputs, dx_MK: Tensor, grads: MatrixGradient
     tile = DENSE_ROW_TILE
     room = min(ROUND_ROWS, max(-(-backup_rows // tile), 1) * tile)
     scratch = x_MK.new_empty(3, room, n)
-    control = saved.length.new_zeros(CONTROL_WORDS)
     kernel = kernel_for("dense_rows_grad", x_MK, w.activation)
     kernel.launch(
         kernel.blocks_for(-(-n // (tile // 2)) * -(-m // tile)),

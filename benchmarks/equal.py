@@ -45,6 +45,7 @@ _WIDEST = 1.5  # of the usual width: without a gate, that many neurons have as m
 class Kind(NamedTuple):
     """What is compared; kinds are sorted as the tables list them."""
 
+    experts: tuple[int, ...]  # their number, and how many are active for a token; (): none
     target_nnz: float  # 0: dense
     per_layer: bool
     activation: int  # index in `_ACTIVATIONS`
@@ -52,8 +53,13 @@ class Kind(NamedTuple):
     narrowing: float  # the usual number of neurons, divided by that of this kind
     schedule: tuple[tuple[float, float], ...] = ()  # earlier targets, as in the recipe
 
+    @property
+    def is_dense(self) -> bool:
+        """Every neuron is computed for every token."""
+        return not self.experts and not self.target_nnz
 
-DENSE_SILU = Kind(0.0, False, 0, False, 1.0)
+
+DENSE_SILU = Kind((), 0.0, False, 0, False, 1.0)
 
 
 class End(NamedTuple):
@@ -92,10 +98,11 @@ def settings(
         for recipe, run in _finished(lines, sweep, gpu):
             if run.case.get("optimizer", "adamw") != optimizer:
                 continue
-            kind, tokens, rates = _kind(recipe, usual), run.case["tokens"], _rates(run)
-            if 1 / kind.narrowing > _WIDEST or recipe.sparsity.reinit_rate:
+            kind, tokens, rates = _kind(recipe, run, usual), run.case["tokens"], _rates(run)
+            reinitialised = recipe is not None and recipe.sparsity.reinit_rate > 0
+            if (1 / kind.narrowing > _WIDEST and not kind.experts) or reinitialised:
                 continue
-            setting = Setting(kind, _title(kind, recipe), tokens, rates, {})
+            setting = Setting(kind, _title(kind, run), tokens, rates, {})
             setting = by_key.setdefault((tokens, kind, rates), setting)
             ends = setting.ends.setdefault(run.case["seed"], [])
             if all(end.gpu != gpu for end in ends):
@@ -103,8 +110,11 @@ def settings(
     return [by_key[key] for key in sorted(by_key)]
 
 
-def _finished(lines: Sequence[Line], sweep: str, gpu: str) -> Iterator[tuple[Recipe, Run]]:
-    """Recorded runs in FP8 that reached the last step of their recipe."""
+def _finished(lines: Sequence[Line], sweep: str, gpu: str) -> Iterator[tuple[Recipe | None, Run]]:
+    """Recorded runs in FP8 that reached the last step of their recipe.
+
+    A mixture of experts has no recipe in the sweep, and is recorded only once it has ended.
+    """
     try:
         recorded = runs(lines, sweep, "*", gpu=gpu)
     except ValueError:  # there is none
@@ -112,7 +122,8 @@ def _finished(lines: Sequence[Line], sweep: str, gpu: str) -> Iterator[tuple[Rec
     recipes = _recipes(sweep)
     for run in recorded:
         case, recipe = run.case, recipes.get(run.case["run"])
-        if recipe is None or case["step"] != recipe.train.steps:
+        ended = recipe is not None and case["step"] == recipe.train.steps
+        if not ended and "experts" not in case:
             continue
         if case.get("precision") == "fp8" and "gpu_seconds" in run.by_metric:
             yield recipe, run
@@ -123,18 +134,27 @@ def _recipes(sweep: str) -> dict[str, Recipe]:
     return {run.name: run.recipe for run in load_plan(sweep).runs}
 
 
-def _kind(recipe: Recipe, usual: int) -> Kind:
+def _kind(recipe: Recipe | None, run: Run, usual: int) -> Kind:
+    narrowing = usual / run.case["intermediate_size"]
+    if recipe is None:
+        experts = (run.case["experts"], run.case["active_experts"])
+        return DENSE_SILU._replace(experts=experts, narrowing=narrowing)
     return Kind(
+        (),
         recipe.sparsity.target_nnz or 0.0,
         recipe.sparsity.target_per_layer,
         list(_ACTIVATIONS).index(recipe.ffn.activation),
         not recipe.ffn.gated,
-        usual / recipe.model.intermediate_size,
+        narrowing,
         tuple(recipe.sparsity.target_schedule),
     )
 
 
-def _title(kind: Kind, recipe: Recipe) -> str:
+def _title(kind: Kind, run: Run) -> str:
+    neurons = f", {run.case['intermediate_size']:,} neurons" if kind.narrowing != 1 else ""
+    if kind.experts:
+        experts, active = kind.experts
+        return f"{experts} experts in bf16, {active} active{neurons}"
     activation = list(_ACTIVATIONS.values())[kind.activation]
     title = f"dense {activation}"
     if kind.target_nnz:
@@ -142,9 +162,7 @@ def _title(kind: Kind, recipe: Recipe) -> str:
         for share, target in kind.schedule:
             title += f", {target:g} until {share:.0%}"
         title += f", {activation}" if activation != "ReLU" else ""
-    if kind.non_gated:
-        return f"{title}, no gate"
-    return title + (f", {recipe.model.intermediate_size:,} neurons" if kind.narrowing != 1 else "")
+    return f"{title}, no gate" if kind.non_gated else title + neurons
 
 
 def _rates(run: Run) -> str:
@@ -153,7 +171,8 @@ def _rates(run: Run) -> str:
         # Not from the recipe: another default applied to dense models when the first were trained.
         of_gates = run.case.get("gate_learning_rate")
         gates = f", gates {f'1/{rate / of_gates:.3g}' if of_gates else 'by Muon'}"
-    return f"{rate:g}{gates}"
+    of_router = run.case.get("router_learning_rate")
+    return f"{rate:g}{gates}" + (f", router 1/{rate / of_router:.3g}" if of_router else "")
 
 
 def best(alike: Sequence[Setting]) -> Setting:
@@ -206,11 +225,11 @@ def equal_time(lines: Sequence[Line]) -> list[list[str]]:
         shown = set()
         for sweep in shape.sweeps:
             every = settings(lines, shape._replace(sweeps=(sweep,)), (gpu,), optimizer)
-            dense = [setting for setting in every if not setting.kind.target_nnz]
+            dense = [setting for setting in every if setting.kind.is_dense]
             for key, group in groupby(every, lambda setting: (setting.tokens, setting.kind)):
                 sparse = best(list(group))
                 rivals = [rival for rival in dense if _same_time(sparse, rival)]
-                if sparse.kind.target_nnz and key not in shown and rivals:
+                if not sparse.kind.is_dense and key not in shown and rivals:
                     shown.add(key)
                     rival = min(rivals, key=Setting.loss)
                     sides = [cell for side in (sparse, rival) for cell in _side(side)]

@@ -20,6 +20,7 @@ def ended(run, loss, seconds, *, gates=None, steps=None, gpu="H200", sweep="fair
         "learning_rate": 2e-3,
         "optimizer": "muon",
         "precision": "fp8",
+        "intermediate_size": 2816 if "narrow" in run else 8448 if "non-gated" in run else 5632,
         **({"gate_learning_rate": gates} if gates else {}),
     } | case
     return [
@@ -106,6 +107,27 @@ def test_times_are_not_compared_across_gpus_and_tables_without_rows_are_errors()
     for lines in ([], DENSE):
         with pytest.raises(ValueError, match="no runs are recorded that can be compared"):
             equal.equal_tokens(lines)
+
+
+def test_experts_are_a_kind_and_no_dense_rival():
+    mixture = {"intermediate_size": 22_528, "experts": 32, "active_experts": 8}
+    lines = [
+        *ended("moe-8-of-32-muon-seed0", 3.9, 150.0, **SIXTEENTH, **mixture),
+        *ended("moe-8-of-32-muon-seed1", 3.9, 150.0, router_learning_rate=5e-4, **mixture),
+        *ended("moe-4-of-32-muon-seed0", 3.8, 150.0, **mixture | {"active_experts": 4}),
+    ]
+    rows = equal.equal_tokens([*DENSE, *SPARSE, *lines])
+    four, eight = rows[-2:]
+    assert four[1] == "32 experts in bf16, 4 active, 22,528 neurons"
+    assert eight[1:4] == [
+        "32 experts in bf16, 8 active, 22,528 neurons", "0.002, gates 1/16; 2", "3.900"
+    ]  # fmt: skip
+    first, second = equal.equal_time([*DENSE, *SPARSE, *lines])
+    assert (first[1], second[1]) == (
+        f"{four[1]} (0.002, gates by Muon)",
+        f"{eight[1]} (0.002, gates 1/16)",
+    )
+    assert first[4].startswith("dense SiLU (")
 
 
 @pytest.mark.parametrize(

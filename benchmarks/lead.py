@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby, product
 from math import log, sqrt
+from operator import itemgetter
 from statistics import fmean
 from typing import NamedTuple
 
@@ -145,21 +146,25 @@ def _observations(runs: Sequence[Sequence[Setting]]) -> list[Observation]:
 def time_ratio(lines: Sequence[Line], shapes: Sequence[Shape], kind: Kind) -> float | None:
     """Seconds per token of dense SiLU over those of this kind, in the longest runs of one sweep.
 
-    None: no sweep has both on one model of GPU.
+    Of runs with as many tokens, if there are. None: no sweep has both on one model of GPU.
     """
     ratios = []
     for shape, gpu in product(shapes, GPUS):
         for sweep in shape.sweeps:
             of_sweep = settings(lines, shape._replace(sweeps=(sweep,)), (gpu,))
             dense, sparse = (
-                [s for s in _best_of_each(of_sweep) if s.kind == each]
-                for each in (DENSE_SILU, kind)
+                {
+                    s.tokens: fmean(s.seconds()) / s.tokens
+                    for s in _best_of_each(of_sweep)
+                    if s.kind == k
+                }
+                for k in (DENSE_SILU, kind)
             )
             if dense and sparse:
-                sides = [max(side, key=_tokens) for side in (dense, sparse)]
-                dense_time, sparse_time = (fmean(s.seconds()) / s.tokens for s in sides)
-                ratios.append((sides[1].tokens, dense_time / sparse_time))
-    return max(ratios, default=(0, None))[1]
+                both = dense.keys() & sparse.keys()
+                lengths = [max(both or side) for side in (dense, sparse)]
+                ratios.append((lengths[1], dense[lengths[0]] / sparse[lengths[1]]))
+    return max(ratios, key=itemgetter(0), default=(0, None))[1]
 
 
 def _tokens(setting: Setting) -> int:

@@ -91,6 +91,14 @@ def test_a_table_row_has_the_lead_of_recorded_runs():
     assert float(lowest) < right < float(highest)
     assert float(middle) == pytest.approx(right, abs=0.02)
     assert [row[2] for row in rows] == ["188M", "1,000M", "10,486M"]
+    # A longer sparse run, on several GPUs, does not count beside dense runs of other lengths.
+    alone = [line for line in lines if "dense-silu-muon-gates-301M" not in line["case"]["run"]]
+    for line in alone:
+        if "301M" in line["case"]["run"] and line["metric"] == "gpu_seconds":
+            line["value"] *= 2
+    shapes = [shape for shape in lead.SHAPES if shape.recipe == "0.5b"]
+    per_layer = lead.DENSE_SILU._replace(target_nnz=60.0, per_layer=True, activation=1)
+    assert lead.time_ratio(alone, shapes, per_layer) == pytest.approx(1.6)
     without_seeds = [line for line in lines if line["case"]["seed"] == 0]
     for few in (lines[:12], without_seeds):
         with pytest.raises(ValueError, match="no shape has dense and sparse runs"):

@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from sparsellm.ffn.training_path.module import Recorded, SparseFFN
+from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.ffn.training_path.recorded import Recorded
 from sparsellm.words import listed
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")

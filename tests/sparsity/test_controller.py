@@ -277,6 +277,38 @@ def test_a_model_that_does_not_fit_names_the_remedy():
         controller.l1_loss()
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+def test_an_ffn_called_twice_in_a_pass_is_refused_and_a_pass_without_l1_is_not(
+    kernels, checkpointed
+):
+    model, [x] = Model(kernels), batches()
+    model.checkpointed = checkpointed
+    controller, _ = controlled(model)
+    model(x)
+    expected = controller.l1_loss()
+    model(x)  # a warm-up
+    handle = model.norms[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # a pass that ended early
+        model(x)
+    handle.remove()
+    model(x)
+    torch.testing.assert_close(controller.l1_loss(), expected)
+    model.ffns[2] = model.ffns[0]
+    with pytest.raises(ValueError, match=r"called twice in one forward pass.* FFN of its own"):
+        model(x)
+
+
+def test_a_model_is_copied_between_a_forward_pass_and_its_l1():
+    model, [x] = Model(), batches()
+    controller, _ = controlled(model)
+    model(x)
+    average = copy.deepcopy(model)
+    (model(x).square().mean() + controller.l1_loss()).backward()
+    torch.testing.assert_close(average(x), model(x))
+    assert average.ffns[0].up_proj.weight is not model.ffns[0].up_proj.weight
+
+
 def test_no_l1_costs_no_gradient():
     model, [x] = Model("sparse"), batches()
     controller, _ = controlled(model, l1_zero_steps=1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from sparsellm.ffn.step_shared import (
 )
 from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.capacity import Capacity
+from sparsellm.ffn.training_path.recorded import Recorded, recomputing, recording
 from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
@@ -40,14 +41,6 @@ from sparsellm.ffn.types import (
 LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
 # The largest capacity. It is never reached: the columns of a pattern are fewer than 2³¹.
 _UNLIMITED = 2**31
-
-
-class Recorded(NamedTuple):
-    """A forward pass in training."""
-
-    stats: FFNStats
-    dtype: torch.dtype  # in which it computed
-    compiled: bool
 
 
 class SparseFFN(nn.Module):
@@ -296,10 +289,15 @@ class SparseFFN(nn.Module):
         return FFNWeights(gate_NK, up.weight, down.weight, activation=self.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, K) → (…, K), as Hugging Face's MLP."""
+        """(…, K) → (…, K), as Hugging Face's MLP.
+
+        Raises:
+            ValueError: see `forward_with_stats`; the model calls it twice in one forward pass in
+                training under a `SparsityController`.
+        """
         y, stats = self.forward_with_stats(x)
-        if self.records and self.training and torch.is_grad_enabled() and not _recomputing():
-            self.recorded = Recorded(stats, y.dtype, torch.compiler.is_compiling())
+        if self.records and self.training and torch.is_grad_enabled() and not recomputing():
+            self.recorded = recording(x, y, stats, self.recorded)
         return y
 
     def forward_with_stats(self, x: Tensor) -> tuple[Tensor, FFNStats]:
@@ -365,6 +363,10 @@ class SparseFFN(nn.Module):
             )
         return y_MK.reshape(x.shape), stats
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without the last pass, since torch does not copy graphs."""
+        return self.__dict__ | {"recorded": None}
+
     def extra_repr(self) -> str:
         return f"activation={self.activation}, gated={self.gated}, kernels={self.kernels}"
 
@@ -380,13 +382,3 @@ def _linear(linear: nn.Linear, x_MK: Tensor) -> Tensor:
         return F.linear(x_MK, weight.to(x_MK.dtype))
     output: Tensor = linear(x_MK)
     return output
-
-
-def _recomputing() -> bool:
-    """Whether a backward pass is under way: activation checkpointing runs the forward again.
-
-    In a compiled graph torch decides what is recomputed, and repeats no side effect.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.ffn.training_path.recorded import Recorded
 from sparsellm.sparsity.counts import SparsityStats, StepCounts, StepNumbers, nnz_statistics
 from sparsellm.sparsity.layer_kernels import Call, LayerKernels
 from sparsellm.sparsity.over_ranks import Group
@@ -151,10 +152,7 @@ class SparsityController:
         self._last_l1, self._last_sparse = self._l1, self._sparse
         self._call: Call | None = None  # the last forward pass
         self._kernels = LayerKernels(
-            self.ffns,
-            switch_together=switch_together,
-            ordered=embedding is not None,
-            group=process_group,
+            self.ffns, switch_together=switch_together, group=process_group
         )
         self._order = order = None if embedding is None else TrainingOrder(embedding)
         for ffn in self.ffns.values():
@@ -205,10 +203,8 @@ class SparsityController:
         # The host waits for the last step here, where this forward pass has been queued.
         if self._counts is None:
             self._begin_step(device)
-            if self.num_steps == 0:
-                self._check_order(tokens)
         assert self._counts is not None
-        self._call = Call(tokens, recorded[0].dtype, recorded[0].compiled, device)
+        self._note_call(recorded[0])
         self._counts.add(stats, self._kernels.room(tokens, device))
         if not any(self._l1):
             return torch.zeros((), device=device)
@@ -359,9 +355,13 @@ class SparsityController:
         self._l1_L = torch.tensor(self._l1).to(device, non_blocking=True)
         self._sparse = self._kernels.sparse
 
-    def _check_order(self, num_tokens: int) -> None:
-        """Warns of an embedding that has no part in the model's forward pass."""
-        if self._order is not None and not self._order.is_of(num_tokens):
+    def _note_call(self, record: Recorded) -> None:
+        """Notes a forward pass; warns if the embedding had no part in the first."""
+        nnz_M, first = record.stats.nnz_M, self._call is None
+        num_tokens = nnz_M.numel()
+        ordered = self._order is not None and self._order.is_of(num_tokens)
+        self._call = Call(num_tokens, record.dtype, record.compiled, ordered, nnz_M.device)
+        if first and self._order is not None and not ordered:
             _warn_on_first_rank(
                 f"the FFNs have computed {num_tokens:,} tokens, and `embedding` was not called "
                 "with their ids, in training mode: they are not sorted, and sparse kernels slower",

@@ -25,6 +25,7 @@ class Call(NamedTuple):
     num_tokens: int
     dtype: torch.dtype  # in which the FFNs computed
     compiled: bool
+    ordered: bool  # the FFNs' tokens were sorted, see `TrainingOrder`
     device: torch.device
 
 
@@ -34,18 +35,15 @@ class LayerKernels:
     Args:
         ffns: by their names.
         switch_together: under ``auto`` all run dense or all sparse.
-        ordered: tokens are sorted, see `TrainingOrder`.
         group: the ranks.
 
     Raises:
         ValueError: FFNs that always run sparse have linear layers that are more than their weight.
     """
 
-    def __init__(
-        self, ffns: dict[str, SparseFFN], *, switch_together: bool, ordered: bool, group: Group
-    ) -> None:
+    def __init__(self, ffns: dict[str, SparseFFN], *, switch_together: bool, group: Group) -> None:
         self._ffns, self._group = ffns, group
-        self._switch_together, self._ordered = switch_together, ordered
+        self._switch_together = switch_together
         # Why ``auto`` runs no sparse kernels here.
         self.dense_because = _more_than_weights(ffns)
         if self.dense_because is not None:
@@ -124,7 +122,7 @@ class LayerKernels:
                 shape,
                 call.device,
                 compiled=call.compiled,
-                ordered=self._ordered,
+                ordered=call.ordered,
                 projections=ffn.projections,
                 group=self._group,
             )

@@ -456,6 +456,7 @@ def test_an_embedding_that_is_not_called_is_a_warning():
     model(ids)
     with pytest.warns(UserWarning, match="256 tokens, and `embedding` was not called with their"):
         controller.l1_loss()
+    assert not controller._call.ordered  # for which `auto` measures costs
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(ids)
@@ -463,6 +464,7 @@ def test_an_embedding_that_is_not_called_is_a_warning():
         controller, _ = controlled(model, embedding=model.embedding)
         model(ids)
         controller.l1_loss()
+        assert controller._call.ordered
 
 
 @pytest.mark.parametrize("kernels", ["dense", "sparse"])

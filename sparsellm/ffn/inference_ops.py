@@ -142,9 +142,11 @@ def check_tensors(
     Raises:
         ValueError: a tensor has another shape, type, device or layout, by name.
     """
-    if x_MK.ndim != 2 or w.up_NK.ndim != 2:
+    if x_MK.ndim != 2 or w.first[0].ndim != 2:
         raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
-    (m, k), n, device = x_MK.shape, w.up_NK.shape[0], x_MK.device
+    m, (n, k), device = len(x_MK), w.first[0].shape, x_MK.device
+    if x_MK.shape[1] != k:
+        raise ValueError(f"sparse_ffn: x has {x_MK.shape[1]} features, and the FFN takes {k}")
     for name, tensor, shape, expected in (
         ("x", x_MK if as_kernels_read else None, (m, k), dtype),
         ("W_g", w.gate_NK, (n, k), dtype),

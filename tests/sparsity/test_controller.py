@@ -535,6 +535,13 @@ def test_it_computes_in_the_type_of_its_tokens(tokens):
             assert ffn(x).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_tokens_of_another_width_are_named(gated):
+    ffn = SparseFFN(K, N, gated=gated, kernels="sparse")
+    with pytest.raises(ValueError, match="x has 9 features, and the FFN takes 16"):
+        ffn(torch.randn(2, 3, 9))
+
+
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
 def test_compiled_whole_it_is_one_graph_for_all_capacities():
     """And the same numbers; capacities change after 16 steps and a growth."""

@@ -191,11 +191,7 @@ class SparsityController:
                 optimizer step.
             ValueError: layers have computed different numbers of tokens.
         """
-        if self._forgotten:
-            raise RuntimeError(
-                "an optimizer has made a step, and controller.step() was not called after it: call "
-                "it once after every optimizer.step(), on all ranks"
-            )
+        self._check_forgotten()
         recorded = take_recorded(self.ffns)
         stats = [record.stats for record in recorded]
         tokens = stats[0].nnz_M.numel()
@@ -281,8 +277,12 @@ class SparsityController:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from, the same on all ranks: numbers, text, tensors.
 
-        To be taken between `step` and the next forward pass. Waits for the device.
+        It is the state after the last `step`, also within the next. Waits for the device.
+
+        Raises:
+            RuntimeError: `step` did not follow the last optimizer step.
         """
+        self._check_forgotten()
         if self._last is not None:
             self._read()
         neurons = self._saved_neurons
@@ -297,7 +297,7 @@ class SparsityController:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`, before the first forward pass.
+        """Goes on from a `state_dict`, at any time: what was counted since does not count.
 
         Costs, and with them the choice of kernels, are taken over where the GPU is of the same
         model; otherwise they are measured again.
@@ -329,11 +329,20 @@ class SparsityController:
                 "this state is of a run without target_nnz, or with another target_per_layer; give "
                 "the controller the same arguments"
             )
-        self.num_steps = state["num_steps"]
+        self.num_steps, self._forgotten = state["num_steps"], False
+        self._counts = self._last = self._numbers = None
+        self._unused.clear()
         self._neurons, self._saved_neurons = None, neurons
         device = next(iter(self.ffns.values())).pattern_weight.device
         if state["device"] in (None, _name_of(device)):
             self._kernels.load_state_dict(state)
+
+    def _check_forgotten(self) -> None:
+        if self._forgotten:
+            raise RuntimeError(
+                "an optimizer has made a step, and controller.step() was not called after it: call "
+                "it once after every optimizer.step(), on all ranks"
+            )
 
     def _begin_step(self, device: torch.device) -> None:
         """At a step's first micro-batch: reads the step before, and moves λ."""

@@ -226,6 +226,35 @@ def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
         other.load_state_dict(model.state_dict())
 
 
+def test_a_state_of_the_middle_of_a_step_repeats_it_also_in_a_run_that_goes_back():
+    xs, model = batches(8), Model("sparse")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    controller = SparsityController(
+        model, optimizer, l1_coefficient=LAMBDA, dead_window_tokens=120, **SETTINGS
+    )
+    train(model, controller, optimizer, xs[:4])
+    model(xs[4])
+    controller.l1_loss()
+    parts = {"model": model, "optimizer": optimizer, "controller": controller}
+    saved = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+
+    def repeated():
+        for name, part in parts.items():
+            part.load_state_dict(copy.deepcopy(saved[name]))
+        return train(model, controller, optimizer, xs[4:]), controller.statistics()
+
+    first = repeated()
+    assert first[1].step == 8
+    model(xs[0])
+    controller.l1_loss()
+    assert repeated() == first  # λ and counts, whatever came in between
+    model(xs[0])
+    controller.l1_loss()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"call it once after every optimizer.step\(\)"):
+        controller.state_dict()
+
+
 def test_a_forgotten_or_repeated_call_names_the_remedy():
     model, [x] = Model(), batches()
     controller, optimizer = controlled(model)

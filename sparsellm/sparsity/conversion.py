@@ -36,7 +36,14 @@ from sparsellm.words import listed
 # Two orders of the same operations differ by less, in any type.
 _TOLERANCE = 0.02
 # What configurations of transformers call the activation of FFNs.
-_ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function")
+_ACTIVATION_KEYS = (
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "dense_act_fn",  # T5, which saves it and reads the next
+    "feed_forward_proj",
+)
+_GATED = "gated-"  # before the activation in T5's key
 
 
 @dataclass
@@ -151,7 +158,8 @@ def _set_in_configs(model: nn.Module, activation: str, result: Replacement) -> s
         inside = {name for name in result.replaced if _is_inside(name, prefix)}
         if inside and not any(_is_inside(name, prefix) for name in unchanged):
             for key in keys:
-                setattr(config, key, activation)
+                gated = getattr(config, key).startswith(_GATED)
+                setattr(config, key, _GATED + activation if gated else activation)
             covered |= inside
     return covered
 

@@ -23,6 +23,8 @@ from transformers import (
     PhiForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 import sparsellm
@@ -93,6 +95,21 @@ def test_another_activation_is_what_the_saved_model_computes(kind, config, key, 
     stock = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert getattr(stock.config, key) == "relu"
     torch.testing.assert_close(stock.eval()(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize(("before", "after"), [("gated-gelu", "gated-relu2"), ("relu", "relu2")])
+def test_another_activation_of_t5_is_what_the_saved_model_computes(before, after, tmp_path):
+    shape = {"vocab_size": 64, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4}
+    config = T5Config(**shape, num_layers=2, dropout_rate=0.0, feed_forward_proj=before)
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(config).eval()
+    result = sparsellm.replace_ffns(model, activation="relu2")
+    assert str(result) == "4 FFNs replaced"
+    model.save_pretrained(tmp_path)
+    stock = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    assert (stock.config.feed_forward_proj, stock.config.dense_act_fn) == (after, "relu2")
+    tokens = {"input_ids": IDS, "decoder_input_ids": IDS}
+    torch.testing.assert_close(stock(**tokens).logits, model(**tokens).logits)
 
 
 def test_the_configuration_does_not_speak_of_ffns_that_stay(tmp_path):

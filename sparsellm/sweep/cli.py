@@ -4,11 +4,14 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparsellm.arguments import add_overrides, positive_int
 from sparsellm.waiting import waiting
 from sparsellm.words import counted
+
+if TYPE_CHECKING:
+    from sparsellm.sweep.plan import PlannedRun
 
 
 def add_sweep_parser(commands: Any) -> None:
@@ -41,20 +44,14 @@ def add_sweep_parser(commands: Any) -> None:
 def _sweep(options: argparse.Namespace) -> None:
     from sparsellm.sweep.plan import bundled_sweeps, load_plan
 
-    if options.sweep is None:
+    if options.sweep in (None, "list"):
         for name, description in bundled_sweeps().items():
             print(f"{name:16} {description}")
         return
     plan = load_plan(options.sweep, options.overrides)
     chosen = plan.named(options.only)
     if options.list:
-        from sparsellm.sweep.folder import is_finished
-
-        width = max(len(run.name) for run in chosen)
-        for run in chosen:
-            tokens = run.recipe.train.steps * run.recipe.train.global_batch_tokens
-            state = "finished" if is_finished(run) else "to do"
-            print(f"{run.name:{width}} {tokens:>14,} tokens  {state}")
+        print(_list(chosen))
         return
     from sparsellm.data.first_look import check_text
 
@@ -81,6 +78,20 @@ def _sweep(options: argparse.Namespace) -> None:
             f"{len(unfinished)} of {counted(len(chosen), 'run')} {verb} not finished: "
             f"{', '.join(unfinished)}; the same command continues them"
         )
+
+
+def _list(runs: "list[PlannedRun]") -> str:
+    from sparsellm.sweep.folder import is_finished
+
+    width = max(len(run.name) for run in runs)
+    lines = [f"{'run':{width}} {'tokens':>14}  {'state':8}  settings"]
+    for run in runs:
+        tokens = run.recipe.train.steps * run.recipe.train.global_batch_tokens
+        state = "finished" if is_finished(run) else "to do"
+        lines.append(
+            f"{run.name:{width}} {tokens:>14,}  {state:8}  {' '.join(run.changes)}".rstrip()
+        )
+    return "\n".join(lines)
 
 
 def _table(summary: Path) -> str:

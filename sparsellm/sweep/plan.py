@@ -64,6 +64,7 @@ class PlannedRun:
     group: str
     recipe: Recipe
     init_from: str | None = None  # name of the run whose last checkpoint it begins with
+    changes: tuple[str, ...] = ()  # ``key=value`` of its variant
 
     @property
     def source_path(self) -> Path | None:
@@ -89,8 +90,8 @@ class SweepPlan:
         for pattern in patterns:
             if not fnmatch.filter((run.name for run in self.runs), pattern):
                 raise ValueError(
-                    f"sweep {self.name}: no run is called {pattern!r}; `sparsellm sweep "
-                    f"{self.name} --list` lists them"
+                    f"sweep {self.name}: no run is called {pattern!r}; --list instead of --only "
+                    "lists them"
                 )
         return [run for run in self.runs if any(fnmatch.fnmatch(run.name, p) for p in patterns)]
 
@@ -118,8 +119,9 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
     sweep = validate(Sweep, load_yaml(path), path)
     # Two runs of one name would share a folder.
     named = {"name", "seed", *(key for variant in sweep.runs for key in variant.each)}
-    for override in overrides or []:
-        if (key := override.partition("=")[0].strip()) in named:
+    overridden = {override.partition("=")[0].strip() for override in overrides or []}
+    for key in overridden:
+        if key in named:
             raise ValueError(f"--set {key}: the runs of {path} are named by it; change it there")
     base = load_recipe(sweep.recipe, overrides)
     folder = Path(base.logging.run_dir).expanduser() / sweep.name
@@ -136,15 +138,16 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
             seeds = sweep.seeds if variant.seeds is None else variant.seeds
             for seed in seeds:
                 name = f"{group}-seed{seed}"
-                changes = sweep.set | variant.set | values
-                keys = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+                changes = _assignments(variant.set | values, except_for=overridden)
                 run_overrides = [
                     f"name={name}",
                     f"seed={seed}",
                     f"logging.run_dir={json.dumps(str(folder))}",
                 ]
-                recipe = load_recipe(sweep.recipe, [*keys, *(overrides or []), *run_overrides])
-                runs.append(PlannedRun(name, group, recipe, source))
+                shared = _assignments(sweep.set, except_for=overridden)
+                keys = [*shared, *changes, *(overrides or []), *run_overrides]
+                recipe = load_recipe(sweep.recipe, keys)
+                runs.append(PlannedRun(name, group, recipe, source, changes))
     # What cannot be seen in one variant alone.
     names = [run.name for run in runs]
     if twice := {name for name in names if names.count(name) > 1}:
@@ -159,6 +162,11 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
                 "their seed; give them other names"
             )
     return SweepPlan(sweep.name, sweep.description, folder, tuple(runs))
+
+
+def _assignments(keys: dict[str, Any], *, except_for: set[str]) -> tuple[str, ...]:
+    items = (item for item in keys.items() if item[0] not in except_for)
+    return tuple(f"{key}={json.dumps(value)}" for key, value in items)
 
 
 def _settings(variant: Variant) -> list[tuple[str, dict[str, Any]]]:

@@ -106,10 +106,25 @@ def test_what_the_names_of_the_runs_say_is_not_overridden(sweep_file, key):
 def test_runs_are_chosen_by_name(sweep_file, capsys):
     command = ["sweep", str(sweep_file()), "--list", "--only"]
     assert main([*command, "dense-*1", "l1*"]) == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["dense-relu-seed1", "l1-0.1-seed0"]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "run tokens state settings",
+        "dense-relu-seed1 1,024 to do sparsity.l1_coefficient=0",
+        "l1-0.1-seed0 1,024 to do sparsity.l1_coefficient=0.1",
+    ]
     assert main([*command, "l1*", "none*"]) == 1
-    assert "no run is called 'none*'; `sparsellm sweep tiny --list`" in capsys.readouterr().err
+    assert "no run is called 'none*'; --list instead of --only lists" in capsys.readouterr().err
+    sweep = sweep_file(runs=[{"name": "a", "set": {"ffn.gated": False, "optimizer.beta2": 0.9}}])
+    assert main(["sweep", str(sweep), "--list", "--set", "ffn.gated=true"]) == 0
+    assert "  optimizer.beta2=0.9" in capsys.readouterr().out
+
+
+def test_the_bundled_sweeps_are_listed_without_a_name_and_by_the_word(capsys):
+    assert main(["sweep"]) == 0
+    listed = capsys.readouterr().out
+    assert listed.startswith("fair-0.5b")
+    assert main(["sweep", "list"]) == 0
+    assert capsys.readouterr().out == listed
 
 
 def test_text_that_is_not_there_is_told_before_any_run_and_before_torch(tmp_path, monkeypatch):

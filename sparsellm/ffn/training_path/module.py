@@ -14,7 +14,7 @@ from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_choice
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.inference_path.discover import Projections
 from sparsellm.ffn.reference import dense_ffn
-from sparsellm.ffn.shared_linear import shared_linears
+from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.ffn.step_shared import (
     Fills,
     add_to_gradient,
@@ -246,8 +246,9 @@ class SparseFFN(nn.Module):
             fills: of all layers; what is prepared is valid once they are filled.
         """
         if self.path == "dense":
-            for linear in shared_linears(self):
-                linear.begin_step(dtype, accumulate, fills)
+            for linear in self.projections:
+                if isinstance(linear, SharedLinear):
+                    linear.begin_step(dtype, accumulate, fills)
             return
         w, sums = self._weights(), None
         matrices = [matrix for matrix in (w.gate_NK, w.up_NK, w.down_KN) if matrix is not None]
@@ -274,14 +275,16 @@ class SparseFFN(nn.Module):
                 if parameter is not None and total is not None:
                     add_to_gradient(parameter, total)
             self.step_shared = self.step_shared._replace(sums=None)
-        for linear in shared_linears(self):
-            linear.end_accumulation()
+        for linear in self.projections:
+            if isinstance(linear, SharedLinear):
+                linear.end_accumulation()
 
     def end_step(self) -> None:
         """Called after a step's last micro-batch."""
         self.step_shared = None
-        for linear in shared_linears(self):
-            linear.end_step()
+        for linear in self.projections:
+            if isinstance(linear, SharedLinear):
+                linear.end_step()
 
     def _weights(self) -> FFNWeights:
         gate, up, down = self.projections

@@ -10,7 +10,7 @@ COMPILERS := .venv/nvrtc/.ready
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-quickstart: $(READY) ## train recipes/debug.yaml for about a minute
+quickstart: $(READY) ## train recipes/debug.yaml for one to three minutes
 	$(BIN)/sparsellm train debug
 	@page=$$($(BIN)/sparsellm report runs/debug) && echo "$$page" | sed -n '1s/^/report: /p'
 	@echo 'next:'

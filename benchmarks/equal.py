@@ -39,6 +39,7 @@ SAME_TIME = 0.08  # times that differ by at most this are taken to be equal
 SEED_NOISE = 0.01
 _OPTIMIZERS = {"muon": "Muon", "adamw": "AdamW"}
 _ACTIVATIONS = {"silu": "SiLU", "relu": "ReLU", "relu2": "ReLU²"}
+_ACTIVATION_NAMES = list(_ACTIVATIONS)
 _WIDEST = 1.5  # of the usual width: without a gate, that many neurons have as many weights
 
 
@@ -143,7 +144,7 @@ def _kind(recipe: Recipe | None, run: Run, usual: int) -> Kind:
         (),
         recipe.sparsity.target_nnz or 0.0,
         recipe.sparsity.target_per_layer,
-        list(_ACTIVATIONS).index(recipe.ffn.activation),
+        _ACTIVATION_NAMES.index(recipe.ffn.activation),
         not recipe.ffn.gated,
         narrowing,
         tuple(recipe.sparsity.target_schedule),
@@ -236,6 +237,32 @@ def equal_time(lines: Sequence[Line]) -> list[list[str]]:
                     title = f"{shape.title}, {_OPTIMIZERS[optimizer]}, {gpu}"
                     rows.append([title, *sides, _difference(sparse, rival)])
     return _checked(rows)
+
+
+def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str]:
+    """Of the longest runs on H200 that train a sparse FFN with one λ for all layers.
+
+    Returns:
+        Their tokens; how many times as fast as dense SiLU per token they are, from step 0; their
+        loss less that of the best dense FFN in equal time, with the seconds of both; and less that
+        of dense SiLU after equal tokens.
+    """
+    every = settings(lines, shape, GPUS[:1])
+    kind = DENSE_SILU._replace(target_nnz=target_nnz, activation=_ACTIVATION_NAMES.index("relu"))
+    most = max(setting.tokens for setting in every if setting.kind == kind)
+    sparse = best([s for s in every if (s.kind, s.tokens) == (kind, most)])
+    alike = [s for s in every if s.kind == DENSE_SILU]
+    dense = best([s for s in alike if s.tokens == most] or alike)
+    rivals = [s for s in every if s.kind.is_dense and _same_time(sparse, s)]
+    rival = min(rivals, key=Setting.loss)
+    seconds = f"{fmean(sparse.seconds()):,.0f} s and {fmean(rival.seconds()):,.0f} s"
+    per_token = [fmean(setting.seconds()) / setting.tokens for setting in (dense, sparse)]
+    return [
+        f"{most / 1e6:.0f}M",
+        f"{per_token[0] / per_token[1]:.2f}×",
+        f"{_difference(sparse, rival)} in {seconds}",
+        _difference(sparse, dense) if dense.tokens == most else "not measured",
+    ]
 
 
 def _same_time(setting: Setting, other: Setting) -> bool:

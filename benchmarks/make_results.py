@@ -271,6 +271,18 @@ def _trainings(lines: Sequence[Line]) -> str:
     return _table([*head, "mJ per token", "MFU of dense"], rows)
 
 
+def _headline(lines: Sequence[Line]) -> str:
+    rows = []
+    for model, sweep in (("0.5B", "fair-long"), ("2B", "fair-2b")):
+        [shape] = [shape for shape in equal.SHAPES if sweep in shape.sweeps]
+        tokens, first, in_time, after_tokens = equal.headline(lines, shape, 60)
+        dense, sparse = training(lines, model, _FP8, "tokens_per_ms")
+        steady = f"{sparse['value'] / dense['value']:.2f}×"
+        rows.append([f"{model}, {tokens} tokens", first, steady, in_time, after_tokens])
+    head = ["Sparse beside dense", "Throughput from step 0", "Steady state, some 30 active"]
+    return _table([*head, "Loss in equal GPU time, nats", "Loss after equal tokens"], rows)
+
+
 def _arrow(sides: Comparison) -> str:
     return f"{sides.dense:g} → {sides.sparse:g} ({sides.ratio:.2f}×)"
 
@@ -479,6 +491,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "widths": _widths,
     "relufy": _relufy,
     "zeros": _zeros,
+    "headline": _headline,
     "trainings": _trainings,
     "paper": _paper,
     "hours": _hours,

@@ -100,6 +100,21 @@ def test_equal_time_is_against_the_lowest_dense_run_that_took_about_as_long():
                          "+0.030 (+0.7%)"]  # fmt: skip
 
 
+def test_the_headline_is_of_the_longest_sparse_runs():
+    [shape] = [shape for shape in equal.SHAPES if "fair-0.5b" in shape.sweeps]
+    longer = [
+        *ended("target60-longer-0.00025-seed0", 3.92, 145.0, **EIGHTH),
+        *ended("target60-longer-0.00025-seed1", 3.94, 147.0, **EIGHTH),
+    ]
+    assert equal.headline([*DENSE, *SPARSE, *longer], shape, 60) == [
+        "33M", "1.31×", "−0.080 (−2.0%) in 146 s and 150 s", "not measured"
+    ]  # fmt: skip
+    as_long = ended("dense-silu-muon-gates-seed0", 4.10, 105.0)
+    assert equal.headline([*as_long, *SPARSE], shape, 60) == [
+        "26M", "1.04×", "−0.060 (−1.5%) in 100 s and 105 s", "−0.060 (−1.5%)"
+    ]  # fmt: skip
+
+
 def test_times_are_not_compared_across_gpus_and_tables_without_rows_are_errors():
     longer = ended("target60-longer-0.00025-seed0", 3.92, 145.0, gpu="H100", **EIGHTH)
     with pytest.raises(ValueError, match="no runs are recorded that can be compared"):

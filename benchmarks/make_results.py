@@ -364,7 +364,8 @@ _ARENA: tuple[tuple[int, str, dict[str, Any]], ...] = (
       for target in (10, 5, 2)),
     (20, "gated ReLU, target 3%, FP8", {"ffn": "gated-relu", "target_percent": 3.0}),
     (12, "nanochat's own, bf16", {"ffn": "stock"}),
-    (12, "ReLU², target 2%, bf16", {"ffn": "relu2", "target_percent": 2.0}),
+    (12, "ReLU², target 2%, bf16", {"ffn": "relu2", "target_percent": 2.0, "pattern_rate": None}),
+    (12, "the same, `c_fc` by AdamW", {"ffn": "relu2", "pattern_rate": 9e-4}),
     (12, "gated ReLU, dense, bf16", {"ffn": "gated-relu", "target_percent": 100}),
     (12, "gated ReLU, target 3%, bf16",
      {"ffn": "gated-relu", "target_percent": 3.0, "pattern_rate": None}),
@@ -388,16 +389,11 @@ def _arena(lines: Sequence[Line]) -> str:
         unions = [line["value"] for line in of if line["metric"] == "union_percent"]
         rates = [line["value"] for line in of if line["metric"] == "tokens_per_second"]
         seconds = (line["case"]["train_seconds"] for line in ends)
-        cells = _each(line["value"] for line in ends), _each(seconds, 0), f"{fmean(rates):,.0f}"
-        rows.append([str(depth), name, *cells, _each(unions, 0)])
-    head = [
-        "Depth",
-        "FFN",
-        "Bits per byte of each seed",
-        "Seconds of training",
-        "Tokens/s at the end",
-    ]
-    return _table([*head, "Active set of 64 tokens, %"], rows)
+        cells = _each(line["value"] for line in ends), _each(seconds, 0)
+        rate = f"{fmean(rates):,.0f}" if rates else ""
+        rows.append([str(depth), name, *cells, rate, _each(unions, 0)])
+    head = ["Depth", "FFN", "Bits per byte of each seed", "Seconds of training"]
+    return _table([*head, "Tokens/s at the end", "Active set of 64 tokens, %"], rows)
 
 
 # --- one FFN --------------------------------------------------------------------------------------

@@ -223,9 +223,12 @@ def validate(
         file = source if isinstance(source, Path) else file
         for item in error.errors():
             place = _place(model, item)
+            if item["type"] == "missing" and isinstance(place[-1], int):
+                place = place[:-1]  # a list of so many values, one of which is missing
             key = ".".join(map(str, place))
-            # A value from --set is in no line of the file.
-            number = line_of(file, place) if file and key not in overridden else None
+            # A value from --set, or one within it, is in no line of the file.
+            sections = {".".join(map(str, place[:end])) for end in range(1, len(place) + 1)}
+            number = line_of(file, place) if file and sections.isdisjoint(overridden) else None
             where = source if number is None else f"{source}, line {number}"
             lines.append(f"{where}: {_explain(model, key, item)}")
         raise ValueError("\n".join(lines) + (remedy and f"; {remedy}")) from None
@@ -247,22 +250,26 @@ def _first_word(message: str) -> str:
 def _explain(model: type[BaseModel], key: str, item: Any) -> str:
     if item["type"] == "extra_forbidden":
         return f"unknown key '{key}'{nearest(model, key)}"
-    if item["type"] == "missing":
+    if item["type"] == "missing" and isinstance(item["loc"][-1], str):
         return f"key '{key}' is missing"
     message = _WORDS.get(item["type"], item["msg"]).removeprefix(_OURS)
     message = message.replace("Input should be", "must be")
+    message = _ITEMS.sub(r"must \1", message)
     if not key or _first_word(message) == key:
         return message
     return f"key '{key}': {message} (got {item['input']!r})"
 
 
 _OURS = "Value error, "  # with which pydantic begins the messages of our own checks
+_ITEMS = re.compile(r"(?:List|Tuple) should (have .*) after validation")
 # pydantic's own messages name its classes and regular expressions.
 _WORDS = {
     "string_pattern_mismatch": (
         "must begin with a letter or a digit, and hold only letters, digits, '.', '_' and '-'"
     ),
     "string_type": "must be text; in quotes if it looks like something else",
+    "tuple_type": "must be a list",
+    "missing": "must have another value",
     **dict.fromkeys(
         ("dict_type", "model_type", "model_attributes_type"),
         "must be a section of `key: value` lines",

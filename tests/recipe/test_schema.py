@@ -233,6 +233,28 @@ def test_wrong_override_is_refused(override, message):
 
 
 @pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("[[2, 30]]", "target_schedule.0.0': must be less than 1 (got 2)"),
+        ("[[0.2, 30], [0.6]]", "target_schedule.1': must have another value (got [0.6])"),
+        ("[[0.2, 30, 4]]", "target_schedule.0': must have at most 2 items, not 3 (got [0.2, 30, 4"),
+        ("[0.2]", "target_schedule.0': must be a list (got 0.2)"),
+    ],
+)
+def test_a_wrong_item_of_a_list_is_named_with_its_line(tmp_path, schedule, message):
+    file, text = tmp_path / "mine.yaml", "base: debug\nsparsity:\n  target_nnz: 3\n"
+    file.write_text(f"{text}  target_schedule: {schedule}")
+    message = f"key 'sparsity.{message}"
+    with pytest.raises(ValueError, match=rf"mine.yaml, line 4: {re.escape(message)}"):
+        load_recipe(str(file))
+    # A value from --set is in no line.
+    file.write_text(f"{text}  target_schedule: [[0.2, 30], [0.6, 20]]")
+    for override in (f".target_schedule={schedule}", f"={{target_schedule: {schedule}}}"):
+        with pytest.raises(ValueError, match=re.escape(f"{override}: {message}")):
+            load_recipe(str(file), [f"sparsity{override}"])
+
+
+@pytest.mark.parametrize(
     ("text", "line", "message"),
     [
         ("model:\n  hidden_size: 100", 3, "model.hidden_size 100 must be an even multiple"),

@@ -24,8 +24,8 @@ non-zeros. So give a run 400 steps or more. Simulated runs of 200 steps with a w
 to 20% above the target; two small models trained for 300 steps of only 1,024 tokens ended 18 and
 23% above it, since neurons that fell silent at first came back after λ had fallen a hundredfold.
 
-Steps may have earlier targets. Where the target changes, the smoothed errors become those against
-the new one, as if it had always been the target.
+Steps may have earlier targets. Where the target changes, also because a run resumes with another
+one, the smoothed errors become those against the new one, as if it had always been the target.
 """
 
 import math
@@ -88,8 +88,8 @@ class TargetController:
         assert config.target_nnz is not None
         self._section, self._model = ("sparsity.", "model.") if recipe else ("", "")
         self._restart = "start over (--fresh)" if recipe else "start over"
-        self._target = self._last_target = config.target_nnz
-        self._earlier_targets = earlier_targets
+        self._last_target, self._earlier_targets = config.target_nnz, earlier_targets
+        self._target = self._target_at(0)  # of the smoothed errors
         self._start = math.log(config.l1_coefficient)
         self._dense_steps = config.l1_zero_steps
         self._num_layers = num_layers
@@ -126,7 +126,7 @@ class TargetController:
             self._log_l1[i] = max(self._start - limit, min(self._start + limit, moved))
 
     def _change_target(self, step: int) -> None:
-        before, self._target = self._target_at(step - 1), self._target_at(step)
+        before, self._target = self._target, self._target_at(step)
         if before != self._target and self._fast and self._slow:
             shift = math.log(before / self._target)
             self._fast = [error + shift for error in self._fast]
@@ -201,6 +201,7 @@ class TargetController:
         """Plain numbers, of which JSON keeps every bit, and what `new_warning` has said."""
         return {
             "start": self._start,
+            "target": self._target,
             "log_l1": self._log_l1,
             "fast": self._fast,
             "slow": self._slow,
@@ -212,6 +213,7 @@ class TargetController:
         if len(state["log_l1"]) != len(self._log_l1):
             return False
         self._log_l1, self._fast, self._slow = (state[k] for k in ("log_l1", "fast", "slow"))
+        self._target = state.get("target", self._target)
         self._start = state["start"]  # the limits stay, whatever sparsity.l1_coefficient is now
         self._warned = set(state["said"])
         return True

@@ -168,6 +168,19 @@ def test_a_schedule_resumes_at_any_step():
         assert resumed.state_dict() == straight.state_dict()
 
 
+def test_a_run_that_resumes_with_another_target_goes_on_as_if_it_had_been_the_target():
+    rng = random.Random(0)
+    before, resumed, always = _scheduled(30, (4, 150)), _scheduled(60), _scheduled(60)
+    for step in range(6):
+        nnz = [rng.uniform(50, 500), rng.uniform(50, 500)]
+        before.observe(step, nnz)
+        always.observe(step, nnz)
+    resumed.load_state_dict(before.state_dict())
+    resumed.observe(6, [100, 100])
+    always.observe(6, [100, 100])
+    assert resumed.error == pytest.approx(always.error)
+
+
 def test_a_run_has_the_targets_of_its_shares(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "sparsity.target_nnz=5", "sparsity.l1_coefficient=0.01"]
     overrides += ["sparsity.target_schedule=[[0.25, 30], [0.75, 10]]", "train.steps=8"]

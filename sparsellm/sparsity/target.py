@@ -136,6 +136,13 @@ class TargetController:
         passing = (target for end, target in self._earlier_targets if step < end)
         return next(passing, self._last_target)
 
+    def target_change(self, step: int) -> str | None:
+        """A sentence if the target at a step is not that of the steps observed before."""
+        now = self._target_at(step)
+        if now == self._target:
+            return None
+        return f"the target changes from {self._target:g} at step {step} to {now:g} at the next"
+
     @property
     def error(self) -> float | None:
         """Smoothed non-zeros over the target, minus one; of several loops, that furthest off."""

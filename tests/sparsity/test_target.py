@@ -193,6 +193,9 @@ def test_a_run_has_the_targets_of_its_shares(tiny_overrides, cli_here):
         # As the smoothed errors of a controller without warm-up, whose λ alone is another one.
         same.observe(step, nnz)
         assert line["target_error"] == pytest.approx(same.error), step
+    # Of twice as many steps these have been half, in which another target applies.
+    done = cli_here("train", "--recipe", "debug", *set_arguments([*overrides, "train.steps=16"]))
+    assert "  the target changes from 5 at step 8 to 10 at the next" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from sparsellm.runs.huggingface import hf_files
 from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.huggingface.pretrained import read_weights
 from sparsellm.runs.telemetry.records import Parent
+from sparsellm.sparsity.target import TargetController
 from sparsellm.training.counting.kernel_policy import kernels_state, restore_kernels
 from sparsellm.training.optimization.schedule import rate_changes
 from sparsellm.training.resume.resumable import (
@@ -145,13 +147,8 @@ def restore_run(run: Run, path: Path) -> list[str]:
     run.saver.ancestors = saved.manifest.branch
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
     run.micro_batch.saved = saved.trainer.get("micro_batch")
-    saved_target = saved.trainer.get("target")
-    if run.target and not (saved_target and run.target.load_state_dict(saved_target)):
-        notes.append(
-            f"λ starts anew from sparsity.l1_coefficient {run.recipe.sparsity.l1_coefficient:g}"
-        )
-    elif run.target and cause_in(changes, f"{CHANGED}sparsity.l1_coefficient "):
-        notes.append("λ goes on as the controller left it, whatever sparsity.l1_coefficient is now")
+    if run.target is not None:
+        notes += _restore_target(run, run.target, saved.trainer.get("target"), changes)
     states = checkpoint.data_states(path)
     try:
         notes += run.loader.load_state_dict(merge(states))
@@ -166,6 +163,19 @@ def restore_run(run: Run, path: Path) -> list[str]:
     run.repeating = run.loader.repeating
     if saved.rng:  # else there were fewer ranks: this one keeps its own
         _set_rng_state(saved.rng)
+    return notes
+
+
+def _restore_target(
+    run: Run, target: TargetController, saved: dict[str, Any] | None, changes: list[str]
+) -> list[str]:
+    if saved is None or not target.load_state_dict(saved):
+        initial = run.recipe.sparsity.l1_coefficient
+        return [f"λ starts anew from sparsity.l1_coefficient {initial:g}"]
+    change = target.target_change(run.step)
+    notes = [] if change is None else [change]
+    if cause_in(changes, f"{CHANGED}sparsity.l1_coefficient "):
+        notes.append("λ goes on as the controller left it, whatever sparsity.l1_coefficient is now")
     return notes
 
 

@@ -222,6 +222,28 @@ __device__ __forceinline__ void each_pair(const GemmSums& d, const Use& use) {
             d[i][j][2 * half], d[i][j][2 * half + 1]);
 }
 
+// The same, with what is there already: `load(row, column)` gives two floats, `store(row, column, sums)` takes
+// their sums. Eight loads are in flight before the first store, which a later load would have to wait for.
+template <typename Load, typename Store>
+__device__ __forceinline__ void add_each_pair(const GemmSums& d, const Load& load, const Store& store) {
+  const int row = warp_row() + threadIdx.x % 32 / 4, column = warp_column() + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float2 sums[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[half][j] = load(row + 16 * i + 8 * half, column + 8 * j);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        sums[half][j].x += d[i][j][2 * half], sums[half][j].y += d[i][j][2 * half + 1];
+        store(row + 16 * i + 8 * half, column + 8 * j, sums[half][j]);
+      }
+  }
+}
+
 // How a product with so many tiles, whose inner dimension is n, is divided into work items.
 struct Split {
   int tiles, parts;

@@ -132,7 +132,40 @@ struct GradX {
   }
 };
 
+__device__ __forceinline__ float2 load_pair(const float* from) {
+  return *reinterpret_cast<const float2*>(from);
+}
+__device__ __forceinline__ float2 load_pair(const element* from) {
+  const uint32 pair = *reinterpret_cast<const uint32*>(from);
+  return make_float2(element_low(pair), element_high(pair));
+}
+__device__ __forceinline__ void store_pair(float* to, float2 pair) {
+  *reinterpret_cast<float2*>(to) = pair;
+}
+__device__ __forceinline__ void store_pair(element* to, float2 pair) {
+  *reinterpret_cast<uint32*>(to) = pack_elements(pair.x, pair.y);
+}
+
 // Adds the sums over the round's rows to 128 neurons × 128 columns of a matrix.
+template <typename Number>
+__device__ __forceinline__ void add_to_matrix(const GemmSums& d, const Sizes& size, int first_neuron,
+                                              int first_column, Number* matrix) {
+  const auto held = [&](int row, int column) {
+    return first_neuron + row < size.n && first_column + column < size.k;
+  };
+  const auto at = [&](int row, int column) {
+    return matrix + static_cast<uint64>(first_neuron + row) * size.k + first_column + column;
+  };
+  add_each_pair(
+      d,
+      [&](int row, int column) {
+        return held(row, column) ? load_pair(at(row, column)) : make_float2(0.0f, 0.0f);
+      },
+      [&](int row, int column, float2 sums) {
+        if (held(row, column)) store_pair(at(row, column), sums);
+      });
+}
+
 __device__ void grad_weights(GemmShared& shared, const Sizes& size, const element* values,
                              const element* rows, const int* token, const Round& round, int tile,
                              void* matrix, bool is_float) {
@@ -143,18 +176,10 @@ __device__ void grad_weights(GemmShared& shared, const Sizes& size, const elemen
   const Across inputs{rows, round.list, token, round.rows, size.k, first_column};
   GemmSums d = {};
   multiply<true, true>(shared, round.rows, neurons, inputs, d);
-  each_pair(d, [&](int tile_row, int tile_column, float low, float high) {
-    const int neuron = first_neuron + tile_row, column = first_column + tile_column;
-    if (neuron >= size.n || column >= size.k) return;
-    const uint64 at = static_cast<uint64>(neuron) * size.k + column;
-    if (is_float) {
-      float2* to = reinterpret_cast<float2*>(static_cast<float*>(matrix) + at);
-      *to = make_float2(to->x + low, to->y + high);
-    } else {
-      uint32* to = reinterpret_cast<uint32*>(static_cast<element*>(matrix) + at);
-      *to = pack_elements(element_low(*to) + low, element_high(*to) + high);
-    }
-  });
+  if (is_float)
+    add_to_matrix(d, size, first_neuron, first_column, static_cast<float*>(matrix));
+  else
+    add_to_matrix(d, size, first_neuron, first_column, static_cast<element*>(matrix));
 }
 }  // namespace
 

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparsellm.runs.files import replacing
+
 UINT16_MAX_NEURONS = 65_536
 
 
@@ -55,12 +57,13 @@ def pattern_trace(active_MN: Tensor) -> Trace:
 
 
 def save_traces(path: Path, traces: list[Trace], ids_BT: NDArray[np.integer] | None = None) -> None:
-    """Writes a trace file; the ids of its tokens with it, if they are given."""
+    """Writes a trace file, .npz; the ids of its tokens with it, if they are given."""
     arrays: dict[str, NDArray] = {} if ids_BT is None else {"ids": ids_BT.astype(np.int32)}
     for layer, trace in enumerate(traces):
         arrays[f"count{layer}"] = trace.count_M
         arrays[f"idx{layer}"] = trace.index
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    with replacing(path) as partial:
+        np.savez_compressed(partial, allow_pickle=False, **arrays)
 
 
 def load_traces(path: Path, num_neurons: int) -> tuple[list[Trace], NDArray[np.int64] | None]:

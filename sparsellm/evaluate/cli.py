@@ -249,6 +249,8 @@ def _save_samples(folder: Path, evaluator: Evaluator) -> Path:
     """``<task>.jsonl`` with lm-eval's record of each row."""
     from lm_eval.utils import handle_non_serializable
 
+    from sparsellm.runs.files import write_atomically
+
     folder = folder.with_name(f"{folder.name}_samples")
     folder.mkdir(parents=True, exist_ok=True)
     for task, rows in evaluator.samples.items():
@@ -256,7 +258,7 @@ def _save_samples(folder: Path, evaluator: Evaluator) -> Path:
         lines = [
             json.dumps(row, default=handle_non_serializable, ensure_ascii=False) for row in in_order
         ]
-        (folder / f"{task}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_atomically(folder / f"{task}.jsonl", "\n".join(lines) + "\n")
     return folder
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +21,31 @@ RECIPE_FILE = "recipe.yaml"  # in a run's folder and in each of its checkpoints
 SWEEP_FILE = "sweep.json"  # in a sweep's folder
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a small file atomically: readers see the old or the new one, also after a kill."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write, whose file then takes the place of ``path``.
+
+    Readers see the old or the new file, also after a kill.
+
+    Raises:
+        OSError: it cannot be written, as on a full disk; names the file.
+    """
     partial = path.with_name(f".tmp-{path.name}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        yield partial
         fsync(partial)
         partial.replace(path)
-    except OSError:
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
         partial.unlink(missing_ok=True)
-        raise
     fsync(path.parent)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a small file; see `replacing`."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def fsync(path: Path) -> None:

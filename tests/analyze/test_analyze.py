@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,23 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert common["text"] == bytes([common["id"]]).decode(errors="replace")
     mean = [float(trace.count_M.mean()) for trace in traces]
     assert mean == pytest.approx([layer["nnz_mean"] for layer in statistics["layers"]])
+
+
+def test_a_full_disk_leaves_the_earlier_traces_and_names_the_file(checkpoint, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["analyze", str(checkpoint), "--tokens", "512", "--out", str(out)]
+    assert main(command) == 0
+    before = (out / "traces.npz").read_bytes()
+    # The kernel refuses the write as it does on a full disk; only the error's number differs.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before), limits[1]))
+    try:
+        assert main([*command, "--tokens", "2048"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"File too large: '{out / 'traces.npz'}'" in capsys.readouterr().err
+    assert (out / "traces.npz").read_bytes() == before
+    assert sorted(path.name for path in out.iterdir()) == ["statistics.json", "traces.npz"]
 
 
 def test_results_of_a_model_on_the_hub_are_not_written_to_its_cache(

@@ -38,6 +38,7 @@ FOREIGN_OPTIONS = {
     "--model-impl",
     "--model_args",
     "--num_processes",
+    "--pattern-rate",  # benchmarks/nanochat_arena.py
     "--signal",
 }
 # What docs/extending.md has its reader write.

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import yaml
 
 from sparsellm.data.workers import leave_if_main_is_imported
@@ -17,9 +18,9 @@ def train(
     recipe: str | Path | Recipe,
     overrides: Mapping[str, Any] | None = None,
     *,
-    resume: Path | None = None,
+    resume: str | Path | None = None,
     fresh: bool = False,
-    init_from: Path | None = None,
+    init_from: str | Path | None = None,
 ) -> Path:
     """Trains a recipe to its last step, as ``sparsellm train`` does; the same call resumes.
 
@@ -57,7 +58,12 @@ def train(
         raise ValueError("sparsellm.train must be called in the main thread, which gets signals")
     if resume and (fresh or init_from):
         raise ValueError("fresh and init_from start at step 0, and resume does not; give one")
-    recipe = _resolved(recipe, dict(overrides or {}), init_from, fresh=fresh)
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ValueError(
+            f"overrides {overrides!r}: must be a dictionary such as {{'train.steps': 20}}"
+        )
+    resume, init_from = (None if path is None else Path(path) for path in (resume, init_from))
+    recipe = _resolved(recipe, overrides or {}, init_from, fresh=fresh)
     from sparsellm.training.resume.start_checks import check_run
 
     if ranks.is_main():
@@ -73,7 +79,11 @@ def train(
 
 
 def _resolved(
-    recipe: str | Path | Recipe, overrides: dict[str, Any], init_from: Path | None, *, fresh: bool
+    recipe: str | Path | Recipe,
+    overrides: Mapping[str, Any],
+    init_from: Path | None,
+    *,
+    fresh: bool,
 ) -> Recipe:
     """The recipe itself, or that of this name or path with its overrides."""
     if isinstance(recipe, Recipe):
@@ -83,7 +93,7 @@ def _resolved(
                 "Recipe is trained as it is"
             )
         return recipe
-    words = [f"{key}={_as_yaml(value)}" for key, value in overrides.items()]
+    words = [f"{key}={_as_yaml(key, value)}" for key, value in overrides.items()]
     if init_from is None:
         return load_recipe(str(recipe), words)
     from sparsellm.runs.huggingface.pretrained import recipe_for
@@ -91,7 +101,17 @@ def _resolved(
     return recipe_for(str(recipe), words, init_from, fresh=fresh)
 
 
-def _as_yaml(value: Any) -> str:
+def _as_yaml(key: str, value: Any) -> str:
     """A value on one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9)
+    if isinstance(value, PurePath):
+        value = str(value)
+    elif isinstance(value, np.generic):
+        value = value.item()
+    try:
+        text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9)
+    except yaml.YAMLError as error:
+        raise ValueError(
+            f"overrides: {key} is of type {type(value).__name__}; give numbers, text, None, lists "
+            "or dictionaries"
+        ) from error
     return text.removesuffix("\n...\n").strip()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, TINY
@@ -21,6 +23,8 @@ def overrides_of(words):
 def test_it_trains_resumes_and_returns_the_folder_of_the_run(tiny_overrides, capsys):
     overrides = overrides_of(tiny_overrides) | {"runtime.compile": False, "train.steps": 2}
     overrides["data.corpus"] = {"sample": 1.0}
+    overrides["optimizer.learning_rate"] = np.float64(1e-3)
+    overrides["logging.run_dir"] = Path(overrides["logging.run_dir"])
     folder = sparsellm.train("debug", overrides)
     assert len(read_metrics(folder, "train")) == 2
     assert sparsellm.train("debug", overrides | {"train.steps": 3}) == folder
@@ -30,6 +34,11 @@ def test_it_trains_resumes_and_returns_the_folder_of_the_run(tiny_overrides, cap
     assert [r["step"] for r in read_metrics(folder, "train")] == [1, 2]
     model, _ = sparsellm.load(folder)
     assert model.config.hidden_size == 32
+    (checkpoint,) = folder.glob("checkpoints/step_*")
+    for argument, steps in (("resume", [3]), ("init_from", [1, 2, 3])):
+        settings = overrides | {"name": argument, "train.steps": 3}
+        other = sparsellm.train("debug", settings, **{argument: str(checkpoint)})
+        assert [r["step"] for r in read_metrics(other, "train")] == steps
 
 
 def test_what_contradicts_names_the_remedy(tiny):
@@ -40,6 +49,10 @@ def test_what_contradicts_names_the_remedy(tiny):
         sparsellm.train(recipe, fresh=True, resume=ROOT)
     with pytest.raises(ValueError, match=r"train.step.*train.steps"):
         sparsellm.train("debug", {"train.step": 3})
+    with pytest.raises(ValueError, match=r"must be a dictionary such as \{'train.steps': 20\}"):
+        sparsellm.train("debug", ["train.steps=3"])
+    with pytest.raises(ValueError, match=r"overrides: train.steps is of type object; give numbers"):
+        sparsellm.train("debug", {"train.steps": object()})
     errors = []
 
     def call():

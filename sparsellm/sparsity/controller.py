@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -59,7 +60,10 @@ class _Settings:
         """Raises ValueError for a value out of range."""
         _check_range("l1_coefficient", self.l1_coefficient, at_least=0)
         _check_range("l1_zero_steps", self.l1_zero_steps, at_least=0)
-        if self.target_nnz is not None and not (self.target_nnz > 0 and self.l1_coefficient > 0):
+        if self.target_nnz is None:
+            return
+        _check_range("target_nnz", self.target_nnz, at_least=0)
+        if not (self.target_nnz > 0 and self.l1_coefficient > 0):
             raise ValueError(
                 f"target_nnz {self.target_nnz} and l1_coefficient {self.l1_coefficient}: a target "
                 "needs to be above 0, and a λ to start at, such as l1_coefficient=2e-4"
@@ -108,8 +112,9 @@ class SparsityController:
         process_group: the ranks that train on different tokens; None: all of them.
 
     Raises:
-        ValueError: the model has no `SparseFFN`, with a target one of SiLU, or one that always runs
-            sparse and has adapters; an argument out of range; ``embedding`` is none.
+        ValueError: the model has no `SparseFFN`, with a target one of SiLU or with no more neurons
+            than that, or one that always runs sparse and has adapters; an argument out of range;
+            ``optimizer`` or ``embedding`` is none.
     """
 
     def __init__(
@@ -133,7 +138,7 @@ class SparsityController:
         _check_range("warmup_steps", warmup_steps, at_least=0)
         _check_range("dead_window_tokens", dead_window_tokens, at_least=1)
         if target_nnz is not None:
-            _check_zeros(self.ffns)
+            _check_target(self.ffns, target_nnz)
         self._settings = settings
         self._target: TargetController | None = None
         if target_nnz is not None:
@@ -164,11 +169,16 @@ class SparsityController:
     def _watch(self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> None:
         """Notes the optimizer's steps, to find a `step` that was forgotten."""
         this = weakref.ref(self)  # optimizers outlive a controller
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        optimizers = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+        # accelerate wraps an optimizer; the one inside makes the steps.
+        optimizers = [getattr(each, "optimizer", each) for each in optimizers]
+        if not optimizers or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
+            raise ValueError(
+                f"optimizer {optimizer!r}: give the torch.optim.Optimizer that trains the model, "
+                "or a list of them"
+            )
         for each in optimizers:
-            # accelerate wraps an optimizer; the one inside makes the steps.
-            inside: torch.optim.Optimizer = getattr(each, "optimizer", each)
-            inside.register_step_post_hook(lambda *_: _note_step(this))
+            each.register_step_post_hook(lambda *_: _note_step(this))
 
     @property
     def dense_because(self) -> str | None:
@@ -189,9 +199,11 @@ class SparsityController:
         Raises:
             RuntimeError: no forward pass has gone before, or `step` did not follow the last
                 optimizer step.
-            ValueError: layers have computed different numbers of tokens.
+            ValueError: layers have computed different numbers of tokens; ``num_tokens`` below 1.
         """
         self._check_forgotten()
+        if isinstance(num_tokens, Real):
+            _check_range("num_tokens", num_tokens, at_least=1)
         recorded = take_recorded(self.ffns)
         stats = [record.stats for record in recorded]
         tokens = stats[0].nnz_M.numel()
@@ -305,7 +317,7 @@ class SparsityController:
         Raises:
             ValueError: it is of other layers, or of other settings of the target.
         """
-        if "paths" not in state:
+        if not state or not {"num_steps", "neurons", "paths", "costs"} <= state.keys():
             raise ValueError(
                 "this is not what SparsityController.state_dict() returned: it has "
                 f"{listed(state) if state else 'nothing'}"
@@ -412,12 +424,17 @@ def _device_name(counts: StepCounts | None) -> str | None:
 
 
 def _check_range(name: str, value: float, *, at_least: float) -> None:
-    if not at_least <= value < math.inf:
-        raise ValueError(f"{name} {value} must be at least {at_least}, and finite")
+    if not isinstance(value, Real) or not at_least <= value < math.inf:
+        raise ValueError(f"{name} {value!r} must be a number of at least {at_least}, and finite")
 
 
-def _check_zeros(ffns: dict[str, SparseFFN]) -> None:
+def _check_target(ffns: dict[str, SparseFFN], target_nnz: float) -> None:
     for name, ffn in ffns.items():
+        if target_nnz >= ffn.intermediate_size:
+            raise ValueError(
+                f"target_nnz {target_nnz:g} must be below the {ffn.intermediate_size} neurons of "
+                f"{name or 'the FFN'}"
+            )
         if not ACTIVATIONS[ffn.activation].exact_zeros:
             raise ValueError(
                 f"target_nnz: {name} has {ffn.activation}, of which no activation is exactly zero; "

@@ -287,16 +287,32 @@ def test_a_model_that_does_not_fit_names_the_remedy():
         SparsityController(nn.Linear(2, 2), optimizer)
     with pytest.raises(ValueError, match="a λ to start at"):
         SparsityController(Model(), optimizer, target_nnz=30)
-    with pytest.raises(ValueError, match="l1_coefficient -1 must be at least 0"):
-        SparsityController(Model(), optimizer, l1_coefficient=-1)
-    with pytest.raises(ValueError, match="l1_coefficient inf must be at least 0, and finite"):
-        SparsityController(Model(), optimizer, l1_coefficient=math.inf)
-    with pytest.raises(ValueError, match="warmup_steps -1 must be at least 0"):
-        SparsityController(Model(), optimizer, warmup_steps=-1)
+    for name, value in (
+        ("l1_coefficient", -1),
+        ("l1_coefficient", math.inf),
+        ("l1_coefficient", "1e-3"),  # as YAML reads it
+        ("target_nnz", "30"),
+        ("warmup_steps", -1),
+    ):
+        reason = f"{name} {value!r} must be a number of at least 0, and finite"
+        with pytest.raises(ValueError, match=reason):
+            SparsityController(Model(), optimizer, **{name: value})
+    with pytest.raises(ValueError, match=r"target_nnz 96 must be below the 96 neurons of ffns.0"):
+        SparsityController(Model(), optimizer, target_nnz=N, l1_coefficient=1e-3)
+    for other in (None, [], [None], Model().parameters()):
+        with pytest.raises(ValueError, match=r"^optimizer .*: give the torch.optim.Optimizer that"):
+            SparsityController(Model(), other)
     with pytest.raises(ValueError, match=r"ffns.0 has silu, .* activation='relu' or 'relu2'"):
         SparsityController(Model(activation="silu"), optimizer, target_nnz=3, l1_coefficient=1e-3)
     model, [x] = Model(), batches()
     controller, _ = controlled(model)
+    for state in (None, {}, {"paths": {}}):
+        with pytest.raises(ValueError, match=r"what SparsityController.state_dict\(\) returned"):
+            controller.load_state_dict(state)
+    model(x)
+    with pytest.raises(ValueError, match="num_tokens 0 must be a number of at least 1"):
+        controller.l1_loss(num_tokens=0)
+    controller.l1_loss()
     model.ffns[0](x)
     with pytest.raises(RuntimeError, match=r"ffns.1 and 1 more took no part"):
         controller.l1_loss()
@@ -541,7 +557,10 @@ def test_the_embedding_may_be_called_by_keyword_and_refuses_ids_first():
 def test_what_keeps_it_from_the_target_is_a_warning():
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    controller = SparsityController(model, optimizer, l1_coefficient=LAMBDA, target_nnz=1e4)
+    with torch.no_grad():  # no neuron is active
+        for ffn in model.ffns:
+            ffn.gate_proj.weight.zero_()
+    controller = SparsityController(model, optimizer, l1_coefficient=LAMBDA, target_nnz=30)
     with pytest.warns(UserWarning, match=r"start over with a lower l1_coefficient, such as 2e-05"):
         train(model, controller, optimizer, batches(1))
     with warnings.catch_warnings():

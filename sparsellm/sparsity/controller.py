@@ -217,7 +217,7 @@ class SparsityController:
         if not any(self._l1):
             return torch.zeros((), device=device)
         l1_L = torch.stack([s.l1_sum for s in stats])
-        divisor = tokens if num_tokens is None else num_tokens
+        divisor = max(tokens, 1) if num_tokens is None else num_tokens
         return (self._l1_L * l1_L).sum() / (len(stats) * divisor)
 
     def step(self) -> None:
@@ -394,6 +394,8 @@ class SparsityController:
         if self._numbers is None:
             assert self._last is not None
             self._numbers = self._last.read()
+            if self._numbers.num_tokens == 0:
+                return self._numbers  # they say nothing about λ and kernels
             self._unused.append(self._numbers)
             if self._target is not None:
                 self._target.observe(self.num_steps - 1, self._numbers.nnz_L)

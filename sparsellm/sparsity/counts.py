@@ -115,9 +115,9 @@ class StepCounts:
         tokens = int(at.num_tokens)
         return StepNumbers(
             num_tokens=tokens,
-            l1_L=(at.l1_L / tokens).tolist(),
-            nnz_L=(at.nnz_L / tokens).tolist(),
-            union_L=(at.union_L / at.num_blocks).tolist(),
+            l1_L=(at.l1_L / max(tokens, 1)).tolist(),
+            nnz_L=(at.nnz_L / max(tokens, 1)).tolist(),
+            union_L=(at.union_L / at.num_blocks.clamp(min=1)).tolist(),
             recomputed=int(at.recomputed),
             largest_union_L=at.largest_union_L.long().tolist(),
         )
@@ -146,7 +146,8 @@ def nnz_statistics(histogram_LC: NDArray[np.integer | np.floating]) -> NnzStatis
     cumulative_LC = tokens_LC.cumsum(1)
     ranks = [(num_tokens * percent + 99) // 100 for percent in (50, 99, 100)]
     percentiles = [(cumulative_LC < rank).sum(1).tolist() for rank in ranks]
-    return NnzStatistics(((tokens_LC * counts_C).sum(1) / num_tokens).tolist(), *percentiles)
+    mean_L = (tokens_LC * counts_C).sum(1) / max(num_tokens, 1)
+    return NnzStatistics(mean_L.tolist(), *percentiles)
 
 
 class SparsityStats:

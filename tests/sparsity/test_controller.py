@@ -354,6 +354,32 @@ def test_a_model_is_copied_between_a_forward_pass_and_its_l1():
     assert average.ffns[0].up_proj.weight is not model.ffns[0].up_proj.weight
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+def test_a_step_without_tokens_has_no_l1_and_moves_nothing(kernels):
+    xs, empty = batches(6), torch.zeros(2, 0, K)
+    readings = []
+    for with_empty in (False, True):
+        model = Model(kernels)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        controller = SparsityController(
+            model, optimizer, target_nnz=40, l1_coefficient=LAMBDA, dead_window_tokens=80
+        )
+        coefficients = train(model, controller, optimizer, xs[:3])
+        if with_empty:
+            model(empty)
+            l1 = controller.l1_loss()
+            l1.backward()
+            assert (l1.item(), model.ffns[0].gate_proj.weight.grad.abs().max().item()) == (0, 0)
+            optimizer.zero_grad()
+            controller.step()
+            statistics = controller.statistics()
+            assert (statistics.num_tokens, statistics.l1, statistics.nnz_mean) == (0, 0, [0] * L)
+        coefficients += train(model, controller, optimizer, xs[3:])
+        readings.append((coefficients, controller.statistics().dead_fraction))
+    assert readings[0] == readings[1]
+
+
 def test_no_l1_costs_no_gradient():
     model, [x] = Model("sparse"), batches()
     controller, _ = controlled(model, l1_zero_steps=1)

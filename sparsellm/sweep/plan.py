@@ -123,7 +123,9 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
     for key in overridden:
         if key in named:
             raise ValueError(f"--set {key}: the runs of {path} are named by it; change it there")
-    base = load_recipe(sweep.recipe, overrides)
+    # The others may fit only together with what a run sets.
+    of_folder = [override for override in overrides or [] if override.startswith("logging")]
+    base = load_recipe(sweep.recipe, of_folder)
     folder = Path(base.logging.run_dir).expanduser() / sweep.name
     # In the order of the file, so that a run's source comes before it.
     runs: list[PlannedRun] = []
@@ -146,7 +148,11 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
                 ]
                 shared = _assignments(sweep.set, except_for=overridden)
                 keys = [*shared, *changes, *(overrides or []), *run_overrides]
-                recipe = load_recipe(sweep.recipe, keys)
+                try:
+                    recipe = load_recipe(sweep.recipe, keys)
+                except ValueError:
+                    load_recipe(sweep.recipe, overrides)  # a mistake in these needs fewer words
+                    raise
                 runs.append(PlannedRun(name, group, recipe, source, changes))
     # What cannot be seen in one variant alone.
     names = [run.name for run in runs]

@@ -103,6 +103,15 @@ def test_what_the_names_of_the_runs_say_is_not_overridden(sweep_file, key):
         load_plan(str(sweep_file()), [f"{key}=1"])
 
 
+def test_an_override_need_not_fit_the_recipe_without_the_sweep(sweep_file, capsys):
+    sweep = sweep_file(runs=[{"name": "a", "set": {"optimizer.name": "muon"}}])
+    command = ["sweep", str(sweep), "--list", "--set"]
+    assert main([*command, "optimizer.gate_optimizer=muon"]) == 0
+    assert "a-seed0" in capsys.readouterr().out
+    assert main([*command, "train.stps=3"]) == 1
+    assert "debug.yaml with --set train.stps=3: unknown key" in capsys.readouterr().err
+
+
 def test_runs_are_chosen_by_name(sweep_file, capsys):
     command = ["sweep", str(sweep_file()), "--list", "--only"]
     assert main([*command, "dense-*1", "l1*"]) == 0

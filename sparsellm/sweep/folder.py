@@ -73,8 +73,10 @@ def is_finished(run: PlannedRun) -> bool:
     _check_source(run, records)
     last = [r for r in records if r["step"] == recipe.train.steps]
     done = {r["kind"] for r in last}
-    if any(r["kind"] == "failure" and r["what"] == "step" for r in last):
+    failed = {r["what"] for r in last if r["kind"] == "failure"}
+    if "step" in failed:
         done.add("train")  # the step was skipped, and counts
+    done |= failed  # what a resumed run does not measure again
     return done >= {"train", *measurements_due(recipe, recipe.train.steps)}
 
 

@@ -96,6 +96,9 @@ class Measurements:
 
     def _validate(self) -> None:
         run = self._run
+        if not run.validation:  # which was said when the run began
+            run.write(FailureRecord(run.step, run.tokens, "validation", "no held-out text"))
+            return
         losses = {
             name: held_out.loss(run.objective, run.accelerator, self.interrupted)
             for name, held_out in run.validation.items()

@@ -498,14 +498,19 @@ def test_two_sweeps_of_one_name_do_not_replace_each_others_summary(sweep_file, t
     assert [run["name"] for run in runs] == ["dense-relu-seed0", "dense-relu-seed1", "other-seed0"]
 
 
-def test_a_run_whose_last_step_was_skipped_is_finished(tiny, tmp_path):
+def test_a_run_whose_last_step_was_skipped_or_not_validated_is_finished(tiny, tmp_path):
     _write_sweep(tmp_path, tiny)
     recipe = tiny("name=l1", "sparsity.l1_coefficient=0.02", f"logging.run_dir={tmp_path}")
     path = recipe.run_path / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    remaining = [line for line in lines if (line["kind"], line["step"]) != ("train", 4)]
     failure = {"kind": "failure", "step": 4, "tokens": 1024, "error": ""}
-    for kind, finished in (("target", False), ("step", True)):
+    for missing, kind, finished in (
+        ("train", "target", False),
+        ("train", "step", True),
+        ("validation", "target", False),
+        ("validation", "validation", True),
+    ):
+        remaining = [line for line in lines if (line["kind"], line["step"]) != (missing, 4)]
         records = [*remaining, failure | {"what": kind}]
         path.write_text("".join(json.dumps(line) + "\n" for line in records))
         assert is_finished(PlannedRun("l1", "l1", recipe)) == finished

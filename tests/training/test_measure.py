@@ -45,6 +45,17 @@ def _raise(error):
     raise error
 
 
+def test_a_text_too_short_to_hold_out_trains_without_validation(train, tmp_path):
+    (tmp_path / "a.txt").write_text("a few words " * 100)
+    result = train(f"data.files=[{tmp_path}/a.txt]", "validation.every_steps=2")
+    assert result.returncode == 0, result.stderr
+    records = read_metrics(train.path, "failure")
+    assert [(r["what"], r["step"], r["error"]) for r in records] == [
+        ("validation", 2, "no held-out text"),
+        ("validation", 4, "no held-out text"),
+    ]
+
+
 def test_a_failed_validation_is_logged_and_training_continues(train, monkeypatch):
     error = RuntimeError("CUDA out of memory")
     _at_call(monkeypatch, ValidationSet, "_batch", 2, lambda: _raise(error))

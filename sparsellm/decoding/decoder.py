@@ -17,8 +17,8 @@ from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.inference_path.linears import is_fp8, quantised_weight
 from sparsellm.ffn.inference_path.replace import is_replaced
 from sparsellm.ffn.kernels import linear as linear_kernels
-from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
-from sparsellm.ffn.types import ELEMENTS, Linear
+from sparsellm.ffn.kernels.compiler.gpu_architecture import has_kernels
+from sparsellm.ffn.types import Linear
 from sparsellm.recipe.families import ARCHITECTURES
 
 _MODEL_CLASSES = {architecture.model_class for architecture in ARCHITECTURES.values()}
@@ -77,12 +77,8 @@ class Decoder:
         return _linears(_residual_norm(h_MK, y_MK, self._norm), (self._head,))
 
 
-def _has_kernels(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in ELEMENTS and why_no_kernels(x.device) is None
-
-
 def _residual_norm(h_MK: Tensor, y_MK: Tensor | None, norm: _Norm) -> Tensor:
-    takes = _has_kernels(h_MK) and h_MK.shape[1] % 8 == 0
+    takes = has_kernels(h_MK) and h_MK.shape[1] % 8 == 0
     compute = token_kernels.residual_norm if takes else token_math.residual_norm
     return compute(h_MK, y_MK, norm.weight_K, norm.epsilon)
 
@@ -93,7 +89,7 @@ def _linears(x_MK: Tensor, linears: tuple[Linear, ...]) -> Tensor:
 
 
 def _attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Tensor:
-    takes = _has_kernels(qkv_MN) and token_kernels.takes_heads(heads)
+    takes = has_kernels(qkv_MN) and heads.size in token_kernels.HEAD_SIZES
     return (token_kernels.attend if takes else token_math.attend)(qkv_MN, heads, cache, at)
 
 

@@ -12,7 +12,7 @@ from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
 
-HEAD_SIZES = (16, 32, 64, 128, 256)
+HEAD_SIZES = (16, 32, 64, 128, 256)  # that `attend` computes
 # Blocks of a multiprocessor, and the fewest positions of one of them, in `decode_attention`.
 _BLOCKS, _MIN_POSITIONS = 4, 64
 
@@ -24,11 +24,6 @@ def residual_norm(h_MK: Tensor, y_MK: Tensor | None, weight_K: Tensor, epsilon: 
         m, h_MK=h_MK, y_MK=y_MK, weight_K=weight_K, k=k, epsilon=epsilon, x_MK=x_MK
     )
     return x_MK
-
-
-def takes_heads(heads: Heads) -> bool:
-    """Whether `attend` computes heads of this size."""
-    return heads.size in HEAD_SIZES
 
 
 def attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Tensor:

@@ -8,9 +8,9 @@ Shapes: M tokens, K in_features.
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
-from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
+from sparsellm.ffn.kernels.compiler.gpu_architecture import has_kernels
 from sparsellm.ffn.quantised import QuantisedRows, linear_of_few
-from sparsellm.ffn.types import ELEMENTS, MAX_DECODE_TOKENS, Linear
+from sparsellm.ffn.types import MAX_DECODE_TOKENS, Linear
 
 _NARROW_TOKENS = 8  # `decode_linear`; above it is `decode_linear_wide`
 _MAX_MATRICES = 3
@@ -20,9 +20,7 @@ def takes(x_MK: Tensor, linears: tuple[Linear, ...]) -> bool:
     """Whether `linears` computes these."""
     (m, k), fp8 = x_MK.shape, linears[0].quantised is not None
     return (
-        x_MK.is_cuda
-        and x_MK.dtype in ELEMENTS
-        and why_no_kernels(x_MK.device) is None
+        has_kernels(x_MK)
         and 0 < m <= MAX_DECODE_TOKENS
         and len(linears) <= _MAX_MATRICES
         and k % (16 if fp8 else 8) == 0

@@ -9,7 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from sparsellm.ffn.types import ELEMENTS
 from sparsellm.paths import has_cupy, how_to_install_cuda
 
 Capability = tuple[int, int]
@@ -119,6 +121,11 @@ def why_no_kernels(device: torch.device) -> str | None:
     if has_cupy():
         return unsupported(device)
     return f"the sparse kernels need CuPy: {how_to_install_cuda(torch.version.cuda)}"
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether a tensor is on a GPU that runs the kernels, in a type that they take."""
+    return x.is_cuda and x.dtype in ELEMENTS and why_no_kernels(x.device) is None
 
 
 @functools.cache

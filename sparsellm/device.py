@@ -43,11 +43,6 @@ def pick_device(name: str | None) -> torch.device:
     return device
 
 
-def device_name(device: torch.device) -> str:
-    """Such as "NVIDIA H200" or "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
 def default_dtype(device: torch.device) -> torch.dtype:
     """bf16 on a GPU, as in training; fp32 on a CPU."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32

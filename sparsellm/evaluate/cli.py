@@ -199,7 +199,7 @@ def _accelerator(device: str | None) -> Any:
 
 def _about(model: HFModel, evaluator: Evaluator, options: argparse.Namespace) -> dict[str, Any]:
     """How it was evaluated: for the report's first line and the head of the JSON."""
-    from sparsellm.device import device_name
+    from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 
     ranks = 1 if evaluator.accelerator is None else evaluator.accelerator.num_processes
     return {

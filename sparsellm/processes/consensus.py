@@ -16,7 +16,7 @@ import sparsellm
 from sparsellm.data.text.corpus import Corpus
 from sparsellm.data.text.identity import file_identities
 from sparsellm.data.tokenizer import Tokenizer
-from sparsellm.device import device_name
+from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.processes.distributed import together
 from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe

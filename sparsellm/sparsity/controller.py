@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsellm.ffn.activations import ACTIVATIONS
+from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.training_path.recorded import Recorded
@@ -305,7 +306,7 @@ class SparsityController:
             "target": deepcopy(self._target.state_dict()) if self._target else None,
             "neurons": neurons,
             **self._kernels.state_dict(),
-            "device": _device_name(self._last),
+            "device": self._last and device_name(self._last.active_LN.device),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -346,7 +347,7 @@ class SparsityController:
         self._unused.clear()
         self._neurons, self._saved_neurons = None, neurons
         device = next(iter(self.ffns.values())).pattern_weight.device
-        if state["device"] in (None, _name_of(device)):
+        if state["device"] in (None, device_name(device)):
             self._kernels.load_state_dict(state)
 
     def _check_forgotten(self) -> None:
@@ -415,14 +416,6 @@ def _warn_on_first_rank(message: str, stacklevel: int) -> None:
     """Warns on the first rank only; the levels count from here."""
     if not (dist.is_initialized() and dist.get_rank()):
         warnings.warn(message, stacklevel=stacklevel)
-
-
-def _name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _device_name(counts: StepCounts | None) -> str | None:
-    return None if counts is None else _name_of(counts.active_LN.device)
 
 
 def _check_range(name: str, value: float, *, at_least: float) -> None:

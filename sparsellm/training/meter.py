@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from sparsellm.device import device_name
 from sparsellm.ffn.kernels.compiler.compile import compile_seconds
+from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
 from sparsellm.runs.telemetry.metrics import METRICS, duration

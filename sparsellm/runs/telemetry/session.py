@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from sparsellm import __version__
-from sparsellm.device import device_name
+from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.paths import bundled, usable_cores
 from sparsellm.runs.telemetry.records import Parent, SessionRecord
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from sparsellm.device import device_name, refuse_sparse_without_gpu
+from sparsellm.device import refuse_sparse_without_gpu
 from sparsellm.ffn.dispatch import SPARSE_BELOW, Costs, Measured
+from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import Ramp
 from sparsellm.recipe import Recipe

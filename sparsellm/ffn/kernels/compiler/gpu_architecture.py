@@ -102,6 +102,11 @@ def architecture_for(capability: Capability, forced: str = "") -> GPUArchitectur
     return able[0] if able else None
 
 
+def device_name(device: torch.device) -> str:
+    """Such as "NVIDIA H200" or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def described(device: torch.device | int) -> str:
     """Such as "NVIDIA H200 (compute capability 9.0)"."""
     capability = _dotted(torch.cuda.get_device_capability(device))

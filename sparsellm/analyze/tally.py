@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.types import TILE_NEURONS
+from sparsellm.sparsity.counts import nnz_statistics
 
 UNION_TOKENS = (64, 128, 256)  # each divides the last
 HOT_NEURONS = (128, 256, 512, 1024)
@@ -60,30 +61,19 @@ class LayerTally:
         """The counts as JSON values; no batch may be added afterwards."""
         self._add_unions(self._rest)
         self._rest = self._rest[:0]
-        counts_C = torch.arange(len(self._histogram_C), device=self._histogram_C.device)
-        nnz = (self._histogram_C * counts_C).sum()
-        cumulative_C = self._histogram_C.cumsum(0)
+        nnz = nnz_statistics(self._histogram_C[None].cpu().numpy())
         popular_N = self._activity_N.sort(descending=True).values
+        num_active = max(int(popular_N.sum()), 1)
         return {
-            "nnz_mean": int(nnz) / self._tokens,
-            "nnz_p50": self._percentile(cumulative_C, 50),
-            "nnz_p99": self._percentile(cumulative_C, 99),
-            "nnz_max": int(self._histogram_C.nonzero().max()),
+            **{name: value for name, [value] in nnz._asdict().items()},
             "tile_max": int(self._tile_max),
             "never_fired_fraction": float((self._activity_N == 0).double().mean()),
             "union": {
                 str(tokens): int(total) / -(-self._tokens // tokens)
                 for tokens, total in self._union_sums.items()
             },
-            "hot_share": {
-                str(top): int(popular_N[:top].sum()) / max(int(nnz), 1) for top in HOT_NEURONS
-            },
+            "hot_share": {str(top): int(popular_N[:top].sum()) / num_active for top in HOT_NEURONS},
         }
-
-    def _percentile(self, cumulative_C: Tensor, percent: int) -> int:
-        """The smallest count that at least ``percent`` of the tokens do not exceed."""
-        rank = (self._tokens * percent + 99) // 100
-        return int((cumulative_C < rank).sum())
 
 
 class TokenTally:

@@ -136,6 +136,14 @@ def latest(folder: Path) -> Path | None:
     return next(reversed(checkpoints_in(folder)), None)
 
 
+def checkpoint_at(path: Path) -> Path | None:
+    """The checkpoint that a path is or, of a run or its checkpoints' folder, the latest; if any."""
+    if is_checkpoint(path):
+        return path
+    folders = [folder for folder in (path, path / "checkpoints") if folder.is_dir()]
+    return next(filter(None, map(latest, folders)), None)
+
+
 def read_newest(find: Callable[[], Path], read: Callable[[Path], Result]) -> Result:
     """What ``read`` gives of the checkpoint that ``find`` names.
 

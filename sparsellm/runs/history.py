@@ -90,11 +90,8 @@ def parent_of(path: Path) -> Parent | None:
 
 
 def _checkpoint_at(path: Path) -> Path:
-    if checkpoint.is_checkpoint(path):
-        return path
-    for folder in (path, path / "checkpoints"):
-        if folder.is_dir() and (newest := checkpoint.latest(folder)):
-            return newest
+    if existing := checkpoint.checkpoint_at(path):
+        return existing
     if (path / "config.json").is_file():
         raise ValueError(
             f"--resume {path}: a folder of weights alone; start a new run from it: "

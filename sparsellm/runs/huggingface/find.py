@@ -21,11 +21,10 @@ def find_checkpoint(path: Path) -> Path:
         FileNotFoundError: there is none; the message says what was looked for.
     """
     path = hf_folder.local_copy(path)
-    if checkpoint.is_checkpoint(path) or hf_folder.is_hugging_face(path):
+    if hf_folder.is_hugging_face(path):
         return path
-    for candidate in (path, path / "checkpoints"):
-        if candidate.is_dir() and (newest := checkpoint.latest(candidate)):
-            return newest
+    if existing := checkpoint.checkpoint_at(path):
+        return existing
     raise FileNotFoundError(
         f"{path} is not a checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), a "
         "run folder with checkpoints/ or a Hugging Face folder; give one such as runs/debug"

@@ -11,6 +11,7 @@ from sparsellm.data.text.corpus import Corpus, hub_sources, load_corpora
 from sparsellm.data.text.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.recipe.sections import DataConfig
+from sparsellm.words import counted
 
 
 def check_text(data: DataConfig, context_length: int, validates: bool) -> list[str]:
@@ -51,7 +52,7 @@ def _lines_about(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
             )
         if count >= ENOUGH_DOCUMENTS:
             return lines
-    documents = f"{count:,} document{'s' * (count != 1)}"
+    documents = counted(count, "document")
     held_out = sum(_look_into(s, eot, ENOUGH_DOCUMENTS)[0] for s in corpus.validation)
     if held_out:
         documents += f" to train on, {held_out:,} held out"

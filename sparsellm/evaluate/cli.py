@@ -132,9 +132,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
 
 def _load(options: argparse.Namespace, accelerator: Any) -> _Loaded:
     """Loads the tasks and the model; what can be refused is refused before either."""
-    import torch
-
-    from sparsellm.device import default_dtype, pick_device, refuse_sparse_without_gpu
+    from sparsellm.device import pick_device, pick_dtype, refuse_sparse_without_gpu
     from sparsellm.evaluate.evaluator import Evaluator
     from sparsellm.evaluate.suite import load_suite
     from sparsellm.runs.huggingface.find import find_checkpoint
@@ -155,8 +153,7 @@ def _load(options: argparse.Namespace, accelerator: Any) -> _Loaded:
     device = accelerator.device if accelerator is not None else pick_device(options.device)
     if options.kernels != "dense":
         refuse_sparse_without_gpu(f"--kernels {options.kernels}", device, "leave --kernels out")
-    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    dtype = dtypes.get(options.dtype, default_dtype(device))
+    dtype = pick_dtype(options.dtype, device)
     evaluator = Evaluator(
         names=names,
         data_dir=options.data_dir,

@@ -70,6 +70,12 @@ def why_no_kernels() -> str | None:
     return gpu_architecture.why_no_kernels(torch.device("cuda", torch.cuda.current_device()))
 
 
+def relative(actual: torch.Tensor, right: torch.Tensor) -> float:
+    """The error over the size of what is right, both over all elements, in float64."""
+    right = right.double()
+    return float((actual.double() - right).norm() / right.norm().clamp(min=1e-30))
+
+
 def may_go_either_way(
     gate_MN: torch.Tensor, threshold: float, element: torch.dtype
 ) -> torch.Tensor:

@@ -24,6 +24,12 @@ def architecture(request: pytest.FixtureRequest) -> Iterator[GPUArchitecture]:
         yield param
 
 
+@pytest.fixture
+def sparse_kernels() -> None:
+    """They run here, or the test is skipped by the reason why not."""
+    need_kernels()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
     """Each process of ``pytest -n`` compiles its share of the kernels before it runs tests.

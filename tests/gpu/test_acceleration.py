@@ -10,17 +10,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
 import sparsellm
-from gpu.conditions import named, need_kernels
+from gpu.conditions import named
 from sparsellm.ffn.types import ELEMENTS
 from tests.ffn.test_accelerate import FAMILIES, TOKENS, _model, check_decoding_and_training
 from tests.ffn.test_accelerate_forms import OPT, K, _mlp, drelu
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def cupy():
-    need_kernels()
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sparse_kernels")]
 
 
 def _on_gpu(config_class, model_class, options, element=torch.bfloat16):

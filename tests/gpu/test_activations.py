@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from gpu.conditions import need_kernels, poisoned
-from gpu.test_hybrid import check, without_biases
-from gpu.test_sparse_ffn import doubt, error, expected, problem, shape
+from gpu.conditions import poisoned, relative
+from gpu.test_hybrid import check, wide, without_biases
+from gpu.test_sparse_ffn import doubt, expected, problem, shape
 from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.formats import FORMATS, backup_rows_for
@@ -27,15 +27,6 @@ pytestmark = [
 CASES = 20
 
 
-@pytest.fixture(autouse=True)
-def cupy():
-    need_kernels()
-
-
-def _wide(w: FFNWeights) -> FFNWeights:
-    return FFNWeights(*(t.double() if isinstance(t, torch.Tensor) else t for t in w))
-
-
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_inference_equals_float64(name, element):
     """Decode and prefill, in both formats, and the dense product between two GEMMs."""
@@ -47,7 +38,7 @@ def test_inference_equals_float64(name, element):
         w = w._replace(activation=name)
         right = expected(x_MK, w)
         identity_NN = torch.eye(len(w.up_NK), device=x_MK.device)
-        h_MN = fatrelu_ffn(x_MK.double(), _wide(w._replace(down_KN=identity_NN, b_down_K=None)))
+        h_MN = fatrelu_ffn(x_MK.double(), wide(w._replace(down_KN=identity_NN, b_down_K=None)))
         if not all(t.to(element).isfinite().all() for t in (h_MN, right)):  # fp16 ends early
             continue
         kernels, format = choose.choice(
@@ -58,7 +49,7 @@ def test_inference_equals_float64(name, element):
             w = w._replace(down_NK=w.down_KN.t().contiguous())
             actual = sparse_ffn(x_MK, w, dispatch.handle)
         most = 2e-2 + doubt(x_MK, w, right)
-        assert error(actual, right) < most, f"case {case}: {m} × {k} × {n}, {kernels}, {format}"
+        assert relative(actual, right) < most, f"case {case}: {m} × {k} × {n}, {kernels}, {format}"
 
 
 def test_training_on_unions_equals_float64(name):
@@ -82,18 +73,18 @@ def test_training_on_unions_equals_float64(name):
             loss = (y_MK.float() * dy_MK.float()).sum() + 0.3 * stats.l1_sum
             actual = torch.autograd.grad(loss, leaves)
         union = FORMATS["union"]
-        right_y, right_stats, saved = union.forward(x_MK.double(), _wide(w), Room(worst))
+        right_y, right_stats, saved = union.forward(x_MK.double(), wide(w), Room(worst))
         d_l1 = torch.tensor(0.3, device=x_MK.device, dtype=torch.float64)
-        inputs = BackwardInputs(dy_MK.double(), d_l1, x_MK.double(), _wide(w), saved)
+        inputs = BackwardInputs(dy_MK.double(), d_l1, x_MK.double(), wide(w), saved)
         out = MatrixGradients.empty(inputs.w, torch.float64)
         dx_MK = union.backward(inputs, out, adds=False)
         right = (dx_MK, out.gate_NK, out.up_NK, out.down_NK.t())
-        assert error(y_MK, right_y) < 2e-2, case
+        assert relative(y_MK, right_y) < 2e-2, case
         assert float(stats.l1_sum) == pytest.approx(float(right_stats.l1_sum), rel=2e-2, abs=1e-3)
         most = 2e-2 + 8e-2 / max(int(right_stats.nnz_M.sum()), 1) ** 0.5
         gradients = [t for t in right if t is not None]
         for index, (one, other) in enumerate(zip(actual, gradients, strict=True)):
-            assert error(one, other) < most, f"case {case}: {m} × {k} × {n}, gradient {index}"
+            assert relative(one, other) < most, f"case {case}: {m} × {k} × {n}, gradient {index}"
 
 
 def test_training_in_the_hybrid_format_equals_float64(name):
@@ -125,4 +116,4 @@ def test_fp8_computes_its_own_formula(name, format):
     dispatch = Dispatch("sparse", pinned=True, format=format)
     with poisoned():
         actual = sparse_ffn(x_MK, w, dispatch.handle)
-    assert error(actual, fatrelu_ffn(x_MK, w).double()) < 2e-2
+    assert relative(actual, fatrelu_ffn(x_MK, w).double()) < 2e-2

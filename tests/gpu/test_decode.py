@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu.conditions import each, may_go_either_way, need_kernels, poisoned
+from gpu.conditions import each, may_go_either_way, need_kernels, poisoned, relative
+from gpu.union_cases import linear64
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.quantised import dequantised
 from sparsellm.ffn.types import FFNWeights
@@ -91,10 +92,6 @@ def run(decode, x_MK: Tensor, w: FFNWeights, observed: int = 0) -> Tensor:
     return y_MK
 
 
-def linear64(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    return torch.nn.functional.linear(x.double(), w.double(), None if b is None else b.double())
-
-
 def expected(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, int, float]:
     """y, how many neurons are active, and the part of y that a gate next to the threshold decides.
 
@@ -111,10 +108,6 @@ def expected(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, int, float]:
     right = linear64(torch.where(active, open_MN, 0), w.down_KN, w.b_down_K)
     doubt = linear64(torch.where(in_doubt, open_MN, 0), w.down_KN, None)
     return right, int(active.any(0).sum()), float(doubt.norm() / right.norm().clamp(min=1e-30))
-
-
-def relative(actual: Tensor, right: Tensor) -> float:
-    return float((actual.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 
 
 @each([*CASES, *FP16, *FP8])

@@ -10,7 +10,7 @@ from runs.hf_models import MODELS, stock_model
 from torch import Tensor
 
 import sparsellm
-from gpu.conditions import need_kernels, poisoned
+from gpu.conditions import need_kernels, poisoned, relative
 from sparsellm.decoding import captured, sample as loop, token_math
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.sample import use_fast_generation
@@ -40,10 +40,6 @@ def draws(element=torch.bfloat16):
         return (torch.randn(shape, device=device, generator=generator) * scale).to(element)
 
     return randn
-
-
-def relative(actual: Tensor, right: Tensor) -> float:
-    return float((actual.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 
 
 SIZES = [

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sparsellm
-from gpu.conditions import each, need_kernels
+from gpu.conditions import each
 from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.types import FFNWeights
@@ -18,11 +18,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 K, N = 136, 776
 # The decode kernels, and those of a format.
 TOKENS = [(3, "union"), (40, "twell"), (200, "union"), (200, "twell")]
-
-
-@pytest.fixture(autouse=True)
-def cupy():
-    need_kernels()
 
 
 def problem(m: int, scale: float = 1.0) -> tuple[Tensor, FFNWeights]:

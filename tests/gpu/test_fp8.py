@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sparsellm
-from gpu.conditions import each, named, need_kernels, poisoned
+from gpu.conditions import each, named, need_kernels, poisoned, relative
 from gpu.union_cases import CASES, FUZZ, dense, inputs_of, poisoned_union
 from sparsellm.ffn.fp8 import quantise_into, quantised_rows
 from sparsellm.ffn.inference_path.linears import put_back, use_fp8
@@ -25,10 +25,6 @@ GATES = [case for case in (*CASES, *FUZZ) if case.k % 16 == 0 and case.n % 16 ==
 
 def product64(x: QuantisedRows, w: QuantisedRows) -> torch.Tensor:
     return dequantised(x).double() @ dequantised(w).double().t()
-
-
-def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual.double() - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 @pytest.mark.parametrize("element", ELEMENTS)

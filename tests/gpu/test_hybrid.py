@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu.conditions import named, poisoned
+from gpu.conditions import named, poisoned, relative
 from gpu.test_sparse_ffn import problem, shape
 from gpu.union_cases import device
 from sparsellm.ffn.formats import backup_rows_for, hybrid_of
@@ -27,10 +27,6 @@ def kernels(architecture):
     from sparsellm.ffn.kernels import hybrid
 
     return hybrid
-
-
-def error(actual: Tensor, right: Tensor) -> float:
-    return float((actual.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 
 
 def wide(w: FFNWeights) -> FFNWeights:
@@ -79,7 +75,7 @@ def check(kernels, x, w, width, backup_rows, *, choose):
     if gate is not None:  # the pattern was decided by bf16 weights and fp32 sums: nearly the same
         assert abs(float(stats.nnz_M.sum()) - float((gate != 0).sum())) <= 1e-3 * gate.numel() + 2
     right_y, right = output_of(gate, up, wide(w), token)
-    assert error(y, right_y) < 1.2e-2
+    assert relative(y, right_y) < 1.2e-2
     assert float(stats.l1_sum) == pytest.approx(float(right.l1_sum), rel=1e-2, abs=1e-3)
     assert int(stats.nnz_M.sum()) == int(stats.active_N.sum())
     assert int(stats.union_sum) == pytest.approx(int(right.union_sum), rel=1e-2, abs=3)
@@ -99,7 +95,7 @@ def check(kernels, x, w, width, backup_rows, *, choose):
             assert one is None
             continue
         gradient = one.double() - start if adds else one.double()
-        assert error(gradient, other) < most, name
+        assert relative(gradient, other) < most, name
     return saved.num_heavy
 
 

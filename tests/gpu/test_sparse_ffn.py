@@ -9,22 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu.conditions import may_go_either_way, need_kernels, poisoned
+from gpu.conditions import may_go_either_way, poisoned, relative
 from gpu.union_cases import linear64
 from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.reference import fatrelu_ffn, rectified
 from sparsellm.ffn.types import ELEMENTS, FFNWeights
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sparse_kernels")]
 
 # 2,000 before a release: SPARSELLM_FUZZ_CASES=2000.
 FUZZ_CASES = int(os.environ.get("SPARSELLM_FUZZ_CASES", "50"))
-
-
-@pytest.fixture(autouse=True)
-def cupy():
-    need_kernels()
 
 
 def operator(x_MK: Tensor, w: FFNWeights, dispatch: int = 0) -> Tensor:
@@ -55,11 +50,7 @@ def doubt(x_MK: Tensor, w: FFNWeights, right: Tensor) -> float:
     in_doubt = may_go_either_way(gate_MN, w.threshold, x_MK.dtype)
     value_MN = rectified(w).value(gate_MN)
     h_MN = value_MN if w.gate_NK is None else value_MN * linear64(x_MK, w.up_NK, w.b_up_N)
-    return error(linear64(torch.where(in_doubt, h_MN, 0), w.down_KN, None) + right, right)
-
-
-def error(actual: Tensor, right: Tensor) -> float:
-    return float((actual.double() - right).norm() / right.norm().clamp(min=1e-30))
+    return relative(linear64(torch.where(in_doubt, h_MN, 0), w.down_KN, None) + right, right)
 
 
 def problem(
@@ -134,8 +125,8 @@ def test_fuzz(architecture, element, format):
         assert torch.equal(actual, again), where
         # The gate, up, their product and the sum are rounded: by 2^-9 of each at most in bf16.
         most = 1.5 * torch.finfo(element).eps + doubt(x_MK, w, right)
-        assert error(actual, right) < most, f"{where}: {error(actual, right)}"
-        worst = max(worst, error(actual, right))
+        assert relative(actual, right) < most, f"{where}: {relative(actual, right)}"
+        worst = max(worst, relative(actual, right))
     print(
         f"{format}, {element}, {architecture.name}: {FUZZ_CASES} cases, largest error {worst:.2e}"
     )
@@ -173,7 +164,7 @@ def test_in_a_cuda_graph_with_new_inputs(m):
     for _ in range(3):
         x_MK.copy_(torch.randn_like(x_MK))
         graph.replay()
-        assert error(y_MK, expected(x_MK, w)) < 1.2e-2
+        assert relative(y_MK, expected(x_MK, w)) < 1.2e-2
 
 
 def test_on_other_streams_several_at_a_time():
@@ -189,7 +180,7 @@ def test_on_other_streams_several_at_a_time():
                 actual.append(operator(x_MK, w))
         torch.cuda.synchronize()
         for y_MK, expected_MK in zip(actual, right, strict=True):
-            assert error(y_MK, expected_MK) < 1.2e-2
+            assert relative(y_MK, expected_MK) < 1.2e-2
 
 
 def test_on_a_device_that_is_not_current():
@@ -198,7 +189,7 @@ def test_on_a_device_that_is_not_current():
     with torch.cuda.device(1):
         x_MK, w = problem(500, 512, 1024, random.Random(1))
     assert torch.cuda.current_device() == 0
-    assert error(operator(x_MK, w), expected(x_MK, w)) < 1.2e-2
+    assert relative(operator(x_MK, w), expected(x_MK, w)) < 1.2e-2
 
 
 def test_dispatch_runs_dense_where_all_fire_and_sparse_where_few_do():
@@ -217,7 +208,7 @@ def test_dispatch_runs_dense_where_all_fire_and_sparse_where_few_do():
         for _ in range(40):  # through a probe
             actual = operator(x_MK, w, handle)
             torch.cuda.synchronize()
-            assert error(actual, right) < 1.2e-2
+            assert relative(actual, right) < 1.2e-2
         assert dispatch.paths() == {4096: path}
         # Exact: what the blocks of 64 fire between them.
         active = (torch.nn.functional.linear(x_MK.float(), gate_NK.float()) + bias) > 0

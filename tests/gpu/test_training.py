@@ -19,7 +19,7 @@ from training import muon_worker
 from training.gradient_worker import micro_batch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from gpu.conditions import need_kernels, why_no_kernels
+from gpu.conditions import why_no_kernels
 from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.model import build_model, prepare_blocks
 from sparsellm.processes.signals import StopRequest
@@ -43,11 +43,6 @@ UNEVEN = [
     "train.global_batch_tokens=768",
     "train.micro_batch_size=1",
 ]
-
-
-@pytest.fixture
-def sparse_kernels():
-    need_kernels()
 
 
 def _relative(actual: torch.Tensor, expected: torch.Tensor) -> float:

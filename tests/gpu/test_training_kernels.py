@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu.conditions import each, named, poisoned
+from gpu.conditions import each, named, poisoned, relative
 from sparsellm.ffn.reference import dense_of
 from sparsellm.ffn.types import TOKEN_AT, BackwardInputs, FFNWeights, MatrixGradients, Room
 
@@ -57,10 +57,6 @@ def _order(case: Case, device: torch.device, ordered: bool) -> Tensor | None:
         return None
     generator = torch.Generator(device).manual_seed(7)
     return torch.randperm(case.m, generator=generator, device=device, dtype=torch.int32)
-
-
-def _error(actual: Tensor, right: Tensor) -> float:
-    return float((actual.double() - right).norm() / right.norm().clamp(min=1e-30))
 
 
 def _inputs(case: Case) -> tuple[Tensor, FFNWeights, Tensor]:
@@ -116,7 +112,7 @@ def check(case: Case, ordered: bool) -> None:
     y, l1 = h_MN @ down.t(), h_MN.abs().sum()
     ((y * dy_MK.double()).sum() + LAMBDA * l1).backward()
 
-    assert _error(y_MK, y) < 8e-3
+    assert relative(y_MK, y) < 8e-3
     assert float(stats.l1_sum) == pytest.approx(float(l1), rel=1e-3)
     active_MN = gate_MN != 0
     # A gate within fp32 rounding of zero may go either way.
@@ -128,7 +124,7 @@ def check(case: Case, ordered: bool) -> None:
         assert (gradient is None) == (right is None)
         if gradient is not None:
             assert torch.equal(gradient, repeated)
-            assert _error(gradient, right) < 1e-2
+            assert relative(gradient, right) < 1e-2
 
 
 def gradients_of(inputs: BackwardInputs) -> tuple[Tensor | None, ...]:

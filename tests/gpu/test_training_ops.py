@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gpu.conditions import need_kernels, poisoned
+from gpu.conditions import poisoned
 from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sparse_kernels")]
 # Without it a test runs the kernels that the GPU at hand would choose.
 each_architecture = pytest.mark.usefixtures("architecture")
 
@@ -289,11 +289,6 @@ def random_case(choose: random.Random) -> Case:
         dtype=choose.choice([BF16, torch.float32]),
         l1=choose.choice([0.0, 2**-7, 1.0]),
     )
-
-
-@pytest.fixture(autouse=True)
-def cupy():
-    need_kernels()
 
 
 @each_architecture

@@ -399,7 +399,7 @@ def test_training_evaluates_and_is_not_disturbed(  # noqa: PLR0917
         checkpoint.read_kind(runs / name / last, "model") for name in ("with", "without")
     )
     assert all(torch.equal(evaluated[name], value) for name, value in expected.items())
-    records = [r for r in read_metrics(runs / "with") if r["kind"] == "evaluation"]
+    records = read_metrics(runs / "with", "evaluation")
     assert [r["step"] for r in records] == [3, 4]
     # The record is what `sparsellm eval` makes of that step's checkpoint.
     loaded = load_pretrained(runs / "with" / last)

@@ -23,7 +23,7 @@ def _trained(folder, *overrides, init_from=None):
     recipe = load_recipe("debug", [*common, *overrides])
     with StopRequest() as stop:
         train(recipe, stop, init_from=init_from)
-    records = [line for line in read_metrics(recipe.run_path) if line["kind"] == "train"]
+    records = read_metrics(recipe.run_path, "train")
     return recipe.run_path, records
 
 

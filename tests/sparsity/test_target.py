@@ -110,7 +110,7 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
     records = []
     for name in ("straight", "halves"):
         path = load_recipe("debug", [*overrides, f"name={name}"]).run_path
-        train_records = [r for r in read_metrics(path) if r["kind"] == "train"]
+        train_records = read_metrics(path, "train")
         records.append([(r["loss"], r["l1_by_layer"], r["target_error"]) for r in train_records])
     assert records[0] == records[1]
     _, by_layer, errors = zip(*records[0], strict=True)
@@ -271,7 +271,7 @@ def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides,
     # Once when it shows, and at the end.
     assert done.stdout.count("the initial L1 coefficient silenced nearly all neurons") == 2
     path = load_recipe("debug", [*tiny_overrides, *overrides]).run_path
-    [failure] = [r for r in read_metrics(path) if r["kind"] == "failure"]
+    [failure] = read_metrics(path, "failure")
     assert failure["what"] == "target"
     assert "lower sparsity.l1_coefficient, such as 1 instead of 1e+02" in failure["error"]
 

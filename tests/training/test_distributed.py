@@ -99,11 +99,7 @@ def test_muon_trains_to_the_losses_of_one_process(tiny_overrides, cli_here, conf
     alone = [*common, "name=alone"]
     done = cli_here("train", "--recipe", "debug", *set_arguments(alone))
     assert done.returncode == 0, done.stderr
-    expected = [
-        r["loss"]
-        for r in read_metrics(load_recipe("debug", alone).run_path)
-        if r["kind"] == "train"
-    ]
+    expected = [r["loss"] for r in read_metrics(load_recipe("debug", alone).run_path, "train")]
     losses = [loss for loss, _ in _losses([*common, "name=several"], config)]
     # Muon multiplies in bf16, which takes sums in another order to other digits.
     assert losses == pytest.approx(expected, rel=1e-4)
@@ -255,8 +251,9 @@ def test_another_number_of_processes_continues_with_the_same_stream(tiny_overrid
     changed, straight = (
         [
             record["loss"]
-            for record in read_metrics(load_recipe("debug", [*overrides, f"name={name}"]).run_path)
-            if record["kind"] == "train"
+            for record in read_metrics(
+                load_recipe("debug", [*overrides, f"name={name}"]).run_path, "train"
+            )
         ]
         for name in ("changed", "straight")
     )

@@ -27,7 +27,7 @@ def train(tiny_overrides, cli_here):
         result = cli_here("train", "debug", *begin, *set_arguments(settings))
         assert result.returncode == 0, result.stderr
         recipe = load_recipe("debug", settings)
-        records = [r for r in read_metrics(recipe.run_path) if r["kind"] == "train"]
+        records = read_metrics(recipe.run_path, "train")
         return recipe, records, recipe.run_path / "checkpoints" / f"step_{recipe.train.steps:08d}"
 
     return run
@@ -237,6 +237,6 @@ def test_held_out_loss_is_the_mean_over_its_tokens(train, sequences):
     model.load(checkpoint.read_kind(path, "model"))
     tokens_ST1 = held_out(recipe)
     assert len(tokens_ST1) == sequences
-    (record,) = [r for r in read_metrics(recipe.run_path) if r["kind"] == "validation"]
+    (record,) = read_metrics(recipe.run_path, "validation")
     assert record["num_targets"] == 32 * sequences
     assert record["loss"] == pytest.approx(model(tokens_ST1).cross_entropy.item(), rel=1e-5)

@@ -113,7 +113,7 @@ def test_a_rank_without_data_saves_what_the_steps_before_made(train, monkeypatch
     resumed = train("train.micro_batch_size=4")
     assert resumed.returncode == 0, resumed.stderr
     losses = [
-        [record["loss"] for record in read_metrics(path) if record["kind"] == "train"]
+        [record["loss"] for record in read_metrics(path, "train")]
         for path in (train.path, train.path.with_name("straight"))
     ]
     assert losses[0] == losses[1]

@@ -87,11 +87,7 @@ def train(tiny_overrides, cli_here):
         settings = [*common, f"name={name}", "train.steps=20", *further]
         result = cli_here("train", "--recipe", "debug", *set_arguments(settings))
         assert result.returncode == 0, result.stderr
-        records = [
-            record
-            for record in read_metrics(load_recipe("debug", settings).run_path)
-            if record["kind"] == "train"
-        ]
+        records = read_metrics(load_recipe("debug", settings).run_path, "train")
         return result.stdout, records
 
     return run

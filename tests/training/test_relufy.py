@@ -51,7 +51,7 @@ def _train(recipe, **options):
 
 
 def _losses(path):
-    return [line["loss"] for line in read_metrics(path) if line["kind"] == "train"]
+    return [line["loss"] for line in read_metrics(path, "train")]
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -86,7 +86,7 @@ def test_a_ramp_begins_with_the_old_activation_and_ends_with_the_new(tiny, dense
     recipe = tiny(*RAMP, "checkpoint.every_steps=0", f"ffn.kernels={kernels}")
     _train(recipe)
     assert _losses(recipe.run_path)[0] == _losses(dense)[0]
-    records = [line for line in read_metrics(recipe.run_path) if line["kind"] == "train"]
+    records = read_metrics(recipe.run_path, "train")
     paths = [line["kernels"]["sparse"] for line in records]
     assert paths == [[False] * 2] * 2 + [[kernels == "sparse"] * 2] * 2
     assert all(max(line["sparsity"]["nnz_mean"]) < 60 for line in records)  # of 64, ReLU's

@@ -63,7 +63,7 @@ def test_shards_are_read_by_every_command_and_continued_by_other_launches(
     assert "resuming from" in read(*arguments(8))
     read(*arguments(8, "straight"))
     parts, straight = (
-        [(r["step"], r["loss"]) for r in read_metrics(path) if r["kind"] == "train"]
+        [(r["step"], r["loss"]) for r in read_metrics(path, "train")]
         for path in (run_path, run_path.with_name("straight"))
     )
     assert [step for step, _ in parts] == list(range(1, 9))

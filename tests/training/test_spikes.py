@@ -81,7 +81,7 @@ def test_a_damaged_batch_is_skipped_and_counted(tiny_overrides, number, on_nonfi
 
     if number == 1:  # taken, it is a spike
         trained_path, _ = train("taken")
-        norms = [r["grad_norm"] for r in read_metrics(trained_path) if r["kind"] == "train"]
+        norms = [r["grad_norm"] for r in read_metrics(trained_path, "train")]
         assert norms[BAD_STEP - 1] > 3 * norms[BAD_STEP - 2]
     # The averages of the first steps outlive a restart: else there would be too few to judge by.
     train("skipped", "train.spike_threshold=3", f"train.steps={SETTLED_STEPS - 10}")

@@ -173,7 +173,8 @@ class TargetController:
 
     def _obstacles(self) -> Iterator[tuple[str, str]]:
         """What keeps the non-zeros from the target now: a key, and a sentence with the remedy."""
-        limit = math.log(MAX_FACTOR)
+        limit, is_last = math.log(MAX_FACTOR), self._target == self._last_target
+        key = f"{self._section}{'target_nnz' if is_last else 'target_schedule'} {self._target:g}"
         for i, (log_l1, error) in enumerate(zip(self._log_l1, self._fast or (), strict=False)):
             where = f"in layer {i} " if len(self._log_l1) > 1 else ""
             nnz = self._target * math.exp(error)
@@ -182,16 +183,15 @@ class TargetController:
                 yield (
                     "lowest",
                     f"{at} its lowest, {math.exp(log_l1):.2g}: even then fewer neurons are active "
-                    f"than {self._section}target_nnz {self._target:g}; lower the target, or "
+                    f"than {key}; lower the target, or "
                     f"{self._restart} with a larger {self._model}intermediate_size or a lower "
                     f"{self._section}l1_coefficient",
                 )
             elif log_l1 >= self._start + limit and error > FAR:
                 yield (
                     "highest",
-                    f"{at} its highest, {math.exp(log_l1):.2g}, more than "
-                    f"{self._section}target_nnz {self._target:g}; raise the target, or "
-                    f"{self._restart} with a higher {self._section}l1_coefficient",
+                    f"{at} its highest, {math.exp(log_l1):.2g}, more than {key}; raise the "
+                    f"target, or {self._restart} with a higher {self._section}l1_coefficient",
                 )
             elif self._early and error < math.log(KILLED):
                 yield "killed", self._killed()

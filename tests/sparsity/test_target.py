@@ -152,6 +152,15 @@ def test_after_a_change_the_error_is_that_against_the_new_target():
             assert changing.error == pytest.approx(high.error)
 
 
+def test_a_target_of_the_schedule_that_is_out_of_reach_is_named():
+    controller, warnings = _scheduled(10, (400, 30)), []
+    for step in range(300):
+        controller.observe(step, [90.0, 90.0])
+        warnings += filter(None, [controller.new_warning()])
+    [warning] = warnings
+    assert "more than sparsity.target_schedule 30; raise the target" in warning
+
+
 def test_a_schedule_resumes_at_any_step():
     rng = random.Random(0)
     nnz = [[rng.uniform(50, 500), rng.uniform(50, 500)] for _ in range(12)]

@@ -246,6 +246,20 @@ def set_arguments(overrides: list[str]) -> list[str]:
     return [part for override in overrides for part in ("--set", override)]
 
 
+def checkpoint_of(recipe: Recipe, steps: int = 1) -> Path:
+    """A checkpoint of a run of this recipe after so many steps."""
+    from sparsellm.processes.signals import StopRequest
+    from sparsellm.training.run import build_run, close_run
+    from sparsellm.training.step import train_step
+
+    run = build_run(recipe)
+    for _ in range(steps):
+        train_step(run, StopRequest())
+    path = save_run(run)
+    close_run(run)
+    return path
+
+
 def save_run(run: Run) -> Path:
     """Writes a checkpoint of a run, and waits until it is published."""
     from sparsellm.training.resume.run_state import begin_save

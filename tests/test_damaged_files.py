@@ -154,10 +154,11 @@ def _refused(path: Path, read: Callable[[Path], object], content: bytes) -> str:
     return message
 
 
-@pytest.mark.parametrize("name", JSON_READERS)
-def test_what_is_no_json_object_is_refused(tmp_path, name):
-    for content in JSON.values():
-        _refused(tmp_path / name, JSON_READERS[name], content)
+@pytest.mark.parametrize("name", [*JSON_READERS, *BYTE_READERS])
+def test_what_is_no_json_object_or_tensor_file_is_refused(tmp_path, name):
+    read = (JSON_READERS | BYTE_READERS)[name]
+    for content in (JSON if name in JSON_READERS else BYTES).values():
+        _refused(tmp_path / name, read, content)
 
 
 def _taken_or_refused(path: Path, content: bytes) -> None:
@@ -204,12 +205,6 @@ def test_what_is_no_configuration_is_refused(tmp_path, name):
         message = _refused(tmp_path / name, YAML_READERS[name], content)
         if damage in ("cut", "digits", "date", "tag", "key", "twice"):
             assert "line " in message, message
-
-
-@pytest.mark.parametrize("name", BYTE_READERS)
-def test_what_is_no_tensor_file_is_refused(tmp_path, name):
-    for content in BYTES.values():
-        _refused(tmp_path / name, BYTE_READERS[name], content)
 
 
 @pytest.mark.parametrize("value", [DIGITS, "[" * 3000 + "]" * 3000, "[1", "2020-13-45", "!!x y"])

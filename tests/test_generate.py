@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import save_run
+from conftest import checkpoint_of, save_run
 from runs.hf_models import write_chat_model
 from tokenizers import Tokenizer, models, processors
 
@@ -27,12 +27,7 @@ GREEDY = Sampling(temperature=0)
 
 @pytest.fixture
 def checkpoint_path(tiny):
-    run = build_run(tiny("optimizer.warmup_steps=0", "optimizer.learning_rate=0.01"))
-    for _ in range(4):
-        train_step(run, StopRequest())
-    path = save_run(run)
-    close_run(run)
-    return path
+    return checkpoint_of(tiny("optimizer.warmup_steps=0", "optimizer.learning_rate=0.01"), steps=4)
 
 
 @pytest.fixture

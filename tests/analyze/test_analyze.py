@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import save_run
+from conftest import checkpoint_of
 from hypothesis import given, settings, strategies as st
 
 from sparsellm.analyze.activity import (
@@ -21,10 +21,7 @@ from sparsellm.analyze.activity import (
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, load_traces, save_traces
 from sparsellm.cli import main
-from sparsellm.processes.signals import StopRequest
 from sparsellm.runs.huggingface.pretrained import load_pretrained
-from sparsellm.training.run import build_run, close_run
-from sparsellm.training.step import train_step
 
 
 def _trace(active_MN: np.ndarray) -> Trace:
@@ -99,11 +96,7 @@ def test_token_extremes_leave_out_what_is_rare():
 
 @pytest.fixture
 def checkpoint(tiny):
-    run = build_run(tiny())
-    train_step(run, StopRequest())
-    path = save_run(run)
-    close_run(run)
-    return path
+    return checkpoint_of(tiny())
 
 
 def test_traces_equal_the_statistics_of_the_model(checkpoint):

@@ -8,14 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import save_run
+from conftest import checkpoint_of
 from torch._dynamo.utils import counters
 
 from sparsellm.bench import model_forward
 from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.processes.signals import StopRequest
-from sparsellm.training.run import build_run, close_run
-from sparsellm.training.step import train_step
 
 from .conftest import CPU, options
 
@@ -38,11 +35,7 @@ def measure(path, *words):
 
 
 def trained(recipe):
-    run = build_run(recipe)
-    train_step(run, StopRequest())
-    path = save_run(run)
-    close_run(run)
-    return path, recipe
+    return checkpoint_of(recipe), recipe
 
 
 @pytest.mark.parametrize("precision", ["model", "fp8"])

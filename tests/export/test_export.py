@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 import torch
 import yaml
-from conftest import TINY, save_run, set_arguments
+from conftest import TINY, checkpoint_of, set_arguments
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -34,8 +34,6 @@ from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.runs.manifest import read_manifest, write_manifest
 from sparsellm.training import loop
-from sparsellm.training.run import build_run, close_run
-from sparsellm.training.step import train_step
 
 VARIANTS = {
     "relu": [],
@@ -65,17 +63,9 @@ def _checkpoint(recipe):
     if of_recipe in _CHECKPOINTS:
         shutil.copytree(_CHECKPOINTS[of_recipe], path)
     else:
-        assert _new_checkpoint(recipe) == path
+        assert checkpoint_of(recipe) == path
         _CHECKPOINTS[of_recipe] = Path(tempfile.mkdtemp(), path.name)
         shutil.copytree(path, _CHECKPOINTS[of_recipe])
-    return path
-
-
-def _new_checkpoint(recipe):
-    run = build_run(recipe)
-    train_step(run, StopRequest())
-    path = save_run(run)
-    close_run(run)
     return path
 
 
@@ -793,7 +783,7 @@ def test_all_files_have_the_modes_of_new_files(tiny, tmp_path, mask):
     """safetensors makes files that only their owner can read."""
     before = os.umask(mask)
     try:
-        path = _new_checkpoint(tiny())
+        path = checkpoint_of(tiny())
         export(path, tmp_path / "exported")
     finally:
         os.umask(before)

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from runs.hf_models import LLAMA3_ROPE
 from transformers import (
     ArceeConfig,
     ArceeForCausalLM,
@@ -52,14 +53,6 @@ def _model(config_class, model_class, **options):
     return model_class(config_class(**SHAPE, **options)).bfloat16().eval()
 
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 FAMILIES = [
     (LlamaConfig, LlamaForCausalLM, {}),

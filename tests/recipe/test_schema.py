@@ -188,15 +188,6 @@ def test_of_four_times_the_neurons_a_token_uses_few(size):
     assert "active" not in summary(load_recipe(size, ["sparsity.target_nnz=null"]), 8)
 
 
-def test_unknown_key_names_file_key_and_nearest(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("base: debug\ntrain:\n  stepz: 3\n", encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=r"mine.yaml, line 3: unknown key 'train.stepz'.*'train.steps'"
-    ):
-        load_recipe(str(path))
-
-
 def test_a_section_states_what_differs_as_in_a_file():
     recipe, plain = load_recipe("debug", ["train={steps: 3}"]), load_recipe("debug")
     assert (recipe.train.steps, plain.train.steps) == (3, 120)
@@ -225,6 +216,24 @@ def test_a_section_states_what_differs_as_in_a_file():
         ("train.steps", r"section.key=value"),
         ("train=5", r"key 'train'"),
         ("name=a/b", r"key 'name'"),
+        (
+            "model.huggingface.max_position_embeddings=128",
+            r"context_length 256 must not exceed .*128",
+        ),
+        (
+            "model.huggingface.sliding_window=64",
+            r"context_length 256 must not exceed .*sliding_window 64",
+        ),
+        ("model.huggingface.head_dim=7", r"model\.huggingface\.head_dim 7 must be even"),
+        (
+            "model.huggingface.rope_parameters={rope_theta: 1}",
+            r"must be given as model\.rope_theta",
+        ),
+        ("model.huggingface.mlp_bias=true", r"unknown key 'model\.huggingface\.mlp_bias'"),
+        (
+            "model.huggingface.head_dim=x",
+            r"key 'model\.huggingface\.head_dim': must be a valid integer",
+        ),
     ],
 )
 def test_wrong_override_is_refused(override, message):
@@ -255,18 +264,26 @@ def test_a_wrong_item_of_a_list_is_named_with_its_line(tmp_path, schedule, messa
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "message"),
+    ("text", "message"),
     [
-        ("model:\n  hidden_size: 100", 3, "model.hidden_size 100 must be an even multiple"),
-        ("seed: 1\nmodel:\n  family: arcee", 4, "model.family: arcee needs ffn.gated: false"),
-        ("train:\n  steps: 1\n  global_batch_tokens: 3", 4, "train.global_batch_tokens 3 must be"),
-        ("sparsity: {target_nnz: 9999}", 2, "sparsity.target_nnz 9999 must be below"),
+        ("train:\n  stepz: 3", r", line 3: unknown key 'train.stepz'.*'train.steps'"),
+        ("seed: 1\nseed: 2", r".*line 3.*'seed' occurs twice"),
+        ("model:\n  hidden_size: 100", ", line 3: model.hidden_size 100 must be an even multiple"),
+        (
+            "seed: 1\nmodel:\n  family: arcee",
+            ", line 4: model.family: arcee needs ffn.gated: false",
+        ),
+        (
+            "train:\n  steps: 1\n  global_batch_tokens: 3",
+            ", line 4: train.global_batch_tokens 3 must be",
+        ),
+        ("sparsity: {target_nnz: 9999}", ", line 2: sparsity.target_nnz 9999 must be below"),
     ],
 )
-def test_keys_that_contradict_one_another_are_named_with_their_line(tmp_path, text, line, message):
+def test_wrong_keys_of_a_file_are_named_with_their_line(tmp_path, text, message):
     path = tmp_path / "mine.yaml"
     path.write_text(f"base: debug\n{text}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"mine.yaml, line {line}: {message}"):
+    with pytest.raises(ValueError, match=rf"mine.yaml{message}"):
         load_recipe(str(path))
 
 
@@ -291,13 +308,6 @@ def test_a_number_that_yaml_reads_in_another_base_is_refused(tmp_path, written, 
         load_recipe(str(path))
     with pytest.raises(ValueError, match=rf"YAML reads {written} as {read}: write"):
         load_recipe("debug", [f"seed={written}"])
-
-
-def test_key_twice_is_refused(tmp_path):
-    path = tmp_path / "twice.yaml"
-    path.write_text("base: debug\nseed: 1\nseed: 2\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"twice.yaml.*line 3.*'seed' occurs twice"):
-        load_recipe(str(path))
 
 
 def test_no_such_recipe_lists_the_bundled():
@@ -414,25 +424,6 @@ def test_a_model_family_is_known_and_has_the_recipes_kind_of_ffn():
         load_recipe("debug", ["model.family=gpt"])
     with pytest.raises(ValueError, match=r"model.family: arcee needs ffn.gated: false"):
         load_recipe("debug", ["model.family=arcee"])
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("huggingface.max_position_embeddings=128", r"context_length 256 must not exceed .*128"),
-        (
-            "huggingface.sliding_window=64",
-            r"context_length 256 must not exceed .*sliding_window 64",
-        ),
-        ("huggingface.head_dim=7", r"model\.huggingface\.head_dim 7 must be even"),
-        ("huggingface.rope_parameters={rope_theta: 1}", r"must be given as model\.rope_theta"),
-        ("huggingface.mlp_bias=true", r"unknown key 'model\.huggingface\.mlp_bias'"),
-        ("huggingface.head_dim=x", r"key 'model\.huggingface\.head_dim': must be a valid integer"),
-    ],
-)
-def test_fields_of_hugging_face_that_cannot_be(override, message):
-    with pytest.raises(ValueError, match=message):
-        load_recipe("debug", [f"model.{override}"])
 
 
 def test_an_embedding_smaller_than_the_vocabulary_is_refused():

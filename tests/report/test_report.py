@@ -320,23 +320,19 @@ def test_what_was_cut_short_is_marked(tiny):
     assert [e.limit for e in read_evaluations(path, [])] == [None]
 
 
-def test_many_other_tasks_do_not_hide_the_suites_mean(tiny):
+@pytest.mark.parametrize(
+    "files",
+    [
+        (("", 0.5, ["piqa"]), ("_mmlu", None, ["law", "logic", "virology"])),
+        (("_bf16", 0.3, ["piqa"]), ("", 0.5, ["piqa"]), ("_sparse", 0.4, ["piqa"])),
+    ],
+)
+def test_the_suites_mean_by_the_usual_kernels_comes_before_other_scores(tiny, files):
     recipe = tiny()
     path = write_run(recipe, [record(recipe, 1)])
     (path / "checkpoints").mkdir()
-    for name, value, tasks in (("", 0.5, ["piqa"]), ("_mmlu", None, ["law", "logic", "virology"])):
+    for name, value, tasks in files:
         scored = {"step": 1, "mean": value, "tasks": {task: {"acc": 0.3} for task in tasks}}
-        (path / "checkpoints" / f"eval_step_00000001{name}.json").write_text(json.dumps(scored))
-    [evaluation] = read_evaluations(path, [])
-    assert evaluation.mean == Score(0.5, None)
-
-
-def test_the_usual_kernels_scores_come_before_those_of_others(tiny):
-    recipe = tiny()
-    path = write_run(recipe, [record(recipe, 1)])
-    (path / "checkpoints").mkdir()
-    for name, value in (("_bf16", 0.3), ("", 0.5), ("_sparse", 0.4)):
-        scored = {"step": 1, "mean": value, "tasks": {"piqa": {"acc": value}}}
         (path / "checkpoints" / f"eval_step_00000001{name}.json").write_text(json.dumps(scored))
     [evaluation] = read_evaluations(path, [])
     assert evaluation.mean == Score(0.5, None)

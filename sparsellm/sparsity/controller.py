@@ -22,9 +22,9 @@ from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.training_path.recorded import Recorded
 from sparsellm.sparsity.counts import SparsityStats, StepCounts, StepNumbers, nnz_statistics
+from sparsellm.sparsity.forward_passes import named_ffns, take_recorded
 from sparsellm.sparsity.layer_kernels import Call, LayerKernels
 from sparsellm.sparsity.over_ranks import Group
-from sparsellm.sparsity.recorded import named_ffns, take_recorded
 from sparsellm.sparsity.target import TargetController
 from sparsellm.words import listed
 

@@ -41,15 +41,15 @@ def recording(x: Tensor, y: Tensor, stats: FFNStats, before: Recorded | None) ->
 
 def _reaches(start: Node | None, end: Node | None) -> bool:
     """Whether a backward pass from ``start`` comes through ``end``."""
-    nodes, seen = [start], {start}
+    nodes, reached = [start], {start}
     while nodes:
         node = nodes.pop()
         if node is None:
             continue
         if node is end:
             return True
-        inputs = {following for following, _ in node.next_functions} - seen
-        seen |= inputs
+        inputs = {following for following, _ in node.next_functions} - reached
+        reached |= inputs
         nodes.extend(inputs)
     return False
 

@@ -254,8 +254,13 @@ def test_unknown_names_and_arguments_name_the_remedy():
         sparsellm.replace_ffns(model, activation="gelu")
     with pytest.raises(ValueError, match=r"must be \(up, down\) or \(gate, up, down\)"):
         sparsellm.replace_ffns(model, projections=("c_fc",))
-    with pytest.raises(ValueError, match="with gated=True these must be gate, up, down"):
-        SparseFFN(16, 32, gated=True, names=("c_fc", "c_proj"))
+    for names in (("c_fc", "c_proj"), ("gate", "up", "up"), "abc"):
+        with pytest.raises(ValueError, match="with gated=True these must be gate, up, down"):
+            SparseFFN(16, 32, gated=True, names=names)
+    with pytest.raises(
+        ValueError, match="hidden_size 16 and intermediate_size 0 must be at least 1"
+    ):
+        SparseFFN(16, 0, gated=True)
     with pytest.raises(ValueError, match="activation 'gelu' must be one of relu, relu2, silu"):
         SparseFFN(16, 32, activation="gelu", gated=True)
     conversion = sparsellm.replace_ffns(model, "blocks.0", projections=("up", "down"))

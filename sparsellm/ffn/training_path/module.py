@@ -65,7 +65,8 @@ class SparseFFN(nn.Module):
             of `LlamaMLP`.
 
     Raises:
-        ValueError: an unknown activation or kernels; not as many names as matrices.
+        ValueError: an unknown activation or kernels; a size below 1; not as many different names as
+            matrices.
     """
 
     # Under their usual names; `projections` has them under any.
@@ -91,9 +92,14 @@ class SparseFFN(nn.Module):
         self.activation = activation
         self.gated = gated
         self.names = names or LLAMA_NAMES[0 if gated else 1 :]
-        if len(self.names) != 2 + gated:
+        if isinstance(names, str) or not len(self.names) == len(set(self.names)) == 2 + gated:
             order = "gate, up, down" if gated else "up, down"
             raise ValueError(f"names {self.names}: with gated={gated} these must be {order}")
+        if min(hidden_size, intermediate_size) < 1:
+            raise ValueError(
+                f"hidden_size {hidden_size} and intermediate_size {intermediate_size} must be at "
+                "least 1"
+            )
         for name in self.names[:-1]:
             setattr(self, name, linear(hidden_size, intermediate_size, bias=False))
         setattr(self, self.names[-1], linear(intermediate_size, hidden_size, bias=False))

@@ -1,14 +1,15 @@
 #!/bin/sh
-# Question: two models of one class are compiled by torch.compile. The second one has a forward hook, registered before
-#   it was compiled. Does its hook run?
-# Guess: yes. PyTorch's page on nn.Module support says that hooks installed before torch.compile are traced; and that
-#   guards detect hooks which are added or removed later.
-# Seen (torch 2.13.0): no, if the first model has run before. Both have the same code and shapes, so the second takes the
-#   first one's graph, which has no hook. Alone, its hook runs. A hook that is added after the first call does not run
-#   either. With torch._dynamo.config.skip_nnmodule_hook_guards = False (default: True) all three run.
-# Hurts: who counts activations or dead neurons, adds a loss, or steers a layer by hooks, with a teacher, an EMA copy or a
-#   second run in one process. Nothing is said: counts stay at zero.
-# Packages: torch is a large download. PYTHON=… takes a Python that has it.
+# Question: two models of one class are compiled with torch.compile. The second model has a forward hook that was
+#   registered before compilation. Does the hook run?
+# Guess: yes. PyTorch's page on nn.Module support says that hooks installed before torch.compile are traced, and that
+#   guards detect hooks that are added or removed later.
+# Seen (torch 2.13.0): no, if the first model has run before. Both models have the same code and shapes, so the second
+#   uses the first model's graph, which has no hook. If the second model is alone, its hook runs. A hook that is added
+#   after the first call does not run either. With torch._dynamo.config.skip_nnmodule_hook_guards = False (default:
+#   True), all three hooks run.
+# Hurts: anyone who uses hooks to count activations or dead neurons, to add a loss or to steer a layer, and has a
+#   teacher, an EMA copy or a second run in the same process. There is no warning: counts stay at zero.
+# Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

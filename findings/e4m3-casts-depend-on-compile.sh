@@ -1,12 +1,13 @@
 #!/bin/sh
 # Needs an Ada, Hopper or newer GPU. PYTHON: a Python with torch 2.11 for CUDA (seen with 2.11.0, CUDA 13.0, H200).
 #
-# Question: what is a number beyond e4m3's largest (448) after .to(torch.float8_e4m3fn)?
+# Question: what does a number beyond the largest e4m3 number (448) become after .to(torch.float8_e4m3fn)?
 # Guess: NaN or 448, but the same in eager mode and under torch.compile.
-# Seen: eager gives NaN from 465 on, compiled gives 448, for infinity as well. With e5m2, 1e6 is infinity in eager mode
-#   and 57,344 compiled. So an overflow that a check for NaN finds in eager mode passes it when compiled.
-# Hurts: delayed or static scaling in FP8, where an activation can exceed the scale: divergence that shows in one mode
-#   only, and tests in eager mode that say nothing on the compiled model.
+# Seen: eager mode gives NaN from 465 on; compiled code gives 448, even for infinity. With e5m2, 1e6 becomes infinity in
+#   eager mode and 57,344 in compiled code. So a check for NaN detects an overflow in eager mode, but not in compiled
+#   code.
+# Hurts: FP8 training with delayed or static scaling, where an activation can exceed the scale. Divergence then shows in
+#   only one mode, and tests in eager mode say nothing about the compiled model.
 set -eu
 "${PYTHON:-python3}" - <<'PY'
 import math

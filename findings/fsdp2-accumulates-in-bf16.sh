@@ -1,13 +1,13 @@
 #!/bin/sh
 # Needs two GPUs. PYTHON: a Python with torch for CUDA (seen with 2.11.0, CUDA 13.0, two H200).
 #
-# Question: under FSDP2 with MixedPrecisionPolicy(param_dtype=torch.bfloat16), are gradients of several micro-batches
-#   summed in fp32, as parameters and `.grad` are fp32?
+# Question: under FSDP2 with MixedPrecisionPolicy(param_dtype=torch.bfloat16), are the gradients of several
+#   micro-batches summed in fp32, like the dtype of parameters and `.grad`?
 # Guess: yes, whether every micro-batch reduces or only the last.
-# Seen: only if every micro-batch reduces. With set_requires_gradient_sync(False) the unsharded gradients wait in bf16:
-#   300 micro-batches of gradient 1 give 256. `.grad` is fp32 both times. reduce_dtype=torch.float32 gives 300.
-# Hurts: who accumulates gradients without synchronising, to save communication. Small micro-batches late in the
-#   accumulation are rounded away.
+# Seen: only if every micro-batch reduces. With set_requires_gradient_sync(False), the unsharded gradients accumulate in
+#   bf16: 300 micro-batches of gradient 1 give 256. `.grad` is fp32 in both cases. reduce_dtype=torch.float32 gives 300.
+# Hurts: anyone who accumulates gradients without synchronising, to save communication. Micro-batches with small
+#   gradients late in the accumulation are lost to rounding.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 cat > "$dir/check.py" <<'PY'

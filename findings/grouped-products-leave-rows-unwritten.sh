@@ -4,10 +4,10 @@
 # Question: what does torch.nn.functional.grouped_mm write to rows after the last offset, forward and backward? Buffers
 #   of a fixed size for a varying number of routed tokens have such rows.
 # Guess: zeros.
-# Seen: nothing. The rows keep what the memory held before; here NaN. The rows of the input's gradient are not written
-#   either (4.75 was seen where the memory had been used before; it depends on the allocator, so that it is not asserted
-#   below). A later sum over all rows takes them in, although the loss never read them.
-# Hurts: mixtures of experts with padded token buffers. Fresh memory is often zero, so that small tests pass.
+# Seen: nothing. The rows keep what the memory held before; here, NaN. The rows of the input's gradient are not written
+#   either (we saw 4.75 where the memory had been used before; this depends on the allocator, so it is not asserted
+#   below). A later sum over all rows includes them, although the loss never read them.
+# Hurts: mixtures of experts with padded token buffers. Fresh memory is often zero, so small tests pass.
 set -eu
 "${PYTHON:-python3}" - <<'PY'
 import torch

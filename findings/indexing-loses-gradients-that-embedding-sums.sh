@@ -2,10 +2,10 @@
 # Needs a GPU. PYTHON: a Python with torch for CUDA (seen with 2.11.0, CUDA 13.0, H200).
 #
 # Question: does `weight[tokens]` have the same gradient as F.embedding(tokens, weight), for bf16 weights?
-# Guess: yes, both are a lookup of rows, and both sum in fp32.
-# Seen: a token that occurs 1,000 times with gradient 1 gets 1000 from F.embedding, and 256 from weight[tokens],
-#   index_select and gather: these add in bf16, where 256 + 1 is 256. Compiled or eager makes no difference.
-# Hurts: embeddings, position tables and routers in pure bf16 training that are written as indexing. Frequent tokens
+# Guess: yes, both look up rows, and both sum in fp32.
+# Seen: no. A token that occurs 1,000 times with gradient 1 gets 1000 from F.embedding, but 256 from weight[tokens],
+#   index_select and gather: these add in bf16, where 256 + 1 is 256. Compiled code and eager mode give the same result.
+# Hurts: embeddings, position tables and routers that are written as indexing, in pure bf16 training. Frequent tokens
 #   lose most of their gradient.
 set -eu
 "${PYTHON:-python3}" - <<'PY'

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Question: a tokenizer's post-processor appends an end token to every text (`$A </s>`). What does lm-eval's
-#   `--model hf` score for the continuation " c d" of the context "a b"?
-# Guess: the tokens c and d; at most the end token after them as well.
-# Seen (lm_eval 0.4.13): d and </s>. Context and whole text are encoded with the end token each, and the continuation is
-#   cut off at the context's length. So the first token of every answer is dropped, the model reads </s> after the
-#   question, and an end token is scored in its place.
-# Hurts: accuracies of models whose tokenizer ends texts by itself, without an error. Short answers of one token compare
-#   end tokens only.
-# Packages: torch is a large download. PYTHON=… takes a Python that has them.
+# Question: a tokenizer's post-processor appends an end token to every text (`$A </s>`). What does lm-eval's `--model
+#   hf` score for the continuation " c d" of the context "a b"?
+# Guess: the tokens c and d; at most also the end token after them.
+# Seen (lm_eval 0.4.13): d and </s>. The context and the whole text are each encoded with the end token, and the
+#   continuation is what remains after as many tokens as the context has. So the first token of every answer is dropped,
+#   the model reads </s> after the question, and an end token is scored instead.
+# Hurts: accuracies of models whose tokenizer appends an end token; there is no error message. For answers of one token,
+#   only end tokens are compared.
+# Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

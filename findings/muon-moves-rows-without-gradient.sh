@@ -1,12 +1,13 @@
 #!/bin/sh
-# Question: a neuron falls silent, so that its row of a weight matrix has no gradient any more. How long does
-#   torch.optim.Muon go on to move the row?
+# Question: a neuron becomes inactive, so its row of a weight matrix no longer has a gradient. For how long does
+#   torch.optim.Muon continue to move the row?
 # Guess: as long as its momentum of 0.95 lasts, like SGD's: 8% of an update is left after 50 steps.
-# Seen (torch 2.13.0): after 50 steps the row still moves by 1.2 of its former update, and by 0.3 after 100. After 50, AdamW's
-#   update is at 2% and SGD's at 7%. Muon's momentum shrinks too, but orthogonalising brings every direction of a matrix to
-#   the same length, and the row is a direction of its own.
-# Hurts: neurons, experts or vocabulary rows that are active now and then, and whoever makes activations sparse: what has
-#   fallen silent is carried on in the direction that silenced it, and comes back less often. Let AdamW train such matrices.
+# Seen (torch 2.13.0): after 50 steps, the row still moves by 1.2 of its former update, and after 100 steps by 0.3. After
+#   50 steps, AdamW's update is at 2% and SGD's at 7%. Muon's momentum shrinks too, but orthogonalising scales every
+#   direction of a matrix to the same length, and the row is a direction of its own.
+# Hurts: neurons, experts or vocabulary rows that are active only now and then, and anyone who makes activations sparse.
+#   An inactive neuron keeps moving in the direction that made it inactive, and becomes active again less often. Let
+#   AdamW train such matrices.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Needs two GPUs. PYTHON: a Python with torch for CUDA (seen with 2.11.0, CUDA 13.0, two H200).
 #
-# Question: does all_reduce(MAX) over ranks tell all of them that one has a NaN?
-# Guess: yes. torch.maximum and amax propagate NaN, so that a maximum of losses or gradients can serve as the check.
-# Seen: NCCL's MAX and MIN return the number. (1, NaN) and (NaN, 1) give (1, 1) on both ranks; SUM gives NaN.
-# Hurts: who looks for a broken rank in a reduced maximum: a gradient norm by infinity norm, an FP8 amax, a loss.
+# Question: if one rank has a NaN, does all_reduce(MAX) over ranks show it to all of them?
+# Guess: yes. torch.maximum and amax propagate NaN, so a maximum of losses or gradients can serve as the check.
+# Seen: no. NCCL's MAX and MIN return the number. (1, NaN) and (NaN, 1) give (1, 1) on both ranks; SUM gives NaN.
+# Hurts: anyone who detects a broken rank by a reduced maximum: the infinity norm of gradients, an FP8 amax, a loss.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 cat > "$dir/check.py" <<'PY'

@@ -1,11 +1,13 @@
 #!/bin/sh
-# Question: a folder has tokenizer.json, whose pre-tokenizer splits digits one by one before ByteLevel, and a
-#   tokenizer_config.json that says GPT2Tokenizer (as many exports do). Does AutoTokenizer give the ids of tokenizer.json?
+# Question: a folder has a tokenizer.json whose pre-tokenizer splits digits one by one before ByteLevel, and a
+#   tokenizer_config.json that says GPT2Tokenizer (as many exports do). Does AutoTokenizer give the ids of
+#   tokenizer.json?
 # Guess: yes. tokenizer.json is the whole tokenizer; the class only adds special tokens.
 # Seen (transformers 5.23.0): no. The class GPT2Tokenizer(Fast) builds its own ByteLevel pre-tokenizer and drops the
-#   digits. "in 2024" becomes `in Ġ2024` where tokenizer.json says `in Ġ 2 0 2 4`. No warning. The classes
-#   PreTrainedTokenizerFast and TokenizersBackend keep tokenizer.json.
-# Hurts: a model trained on the ids of tokenizer.json is evaluated and served on others; scores fall without an error.
+#   splitting of digits. "in 2024" becomes `in Ġ2024`, while tokenizer.json gives `in Ġ 2 0 2 4`. There is no warning.
+#   The classes PreTrainedTokenizerFast and TokenizersBackend keep tokenizer.json.
+# Hurts: models trained on the ids of tokenizer.json. They are evaluated and served with other ids; scores fall without
+#   an error.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

@@ -1,13 +1,12 @@
 #!/bin/sh
 # Needs a GPU. PYTHON: a Python with torch for CUDA (seen with 2.11.0, CUDA 13.0, H200).
 #
-# Question: torch.use_deterministic_algorithms(True, warn_only=True) is the usual way to get determinism where there is
-#   a deterministic algorithm, and a warning where there is none. Flash attention has a deterministic backward pass. Is
-#   it used?
+# Question: torch.use_deterministic_algorithms(True, warn_only=True) is the usual way to get deterministic algorithms
+#   where they exist, and a warning elsewhere. Flash attention has a deterministic backward pass. Is it used?
 # Guess: yes, without a warning.
 # Seen: no. The gradient of the queries differs from call to call, as without the flag, for Flash, cuDNN and
-#   memory-efficient attention. With warn_only=False Flash's gradients are equal in every call.
-# Hurts: who compares runs to the last bit, or looks for the step at which two runs part.
+#   memory-efficient attention. With warn_only=False, Flash's gradients are equal in every call.
+# Hurts: anyone who compares runs bit for bit, or looks for the step at which two runs diverge.
 set -eu
 "${PYTHON:-python3}" - <<'PY'
 import warnings

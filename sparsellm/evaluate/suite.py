@@ -168,7 +168,8 @@ def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[s
             try:
                 tasks[name] = _build(config)
             except Exception as error:  # whatever lm-eval, datasets or the hub raise
-                remedy = "" if data_dir else f". {_NO_NETWORK}"
+                fields = f"; the rows in {data_dir} need the fields that docs/experiments.md lists"
+                remedy = fields if data_dir else f". {_NO_NETWORK}"
                 if isinstance(error, UndefinedError | KeyError):  # a field that the rows lack
                     rows = data_dir or suite.tasks[name].dataset
                     remedy = f": the rows ({rows}) have no such field; see docs/experiments.md"

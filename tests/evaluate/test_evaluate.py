@@ -504,6 +504,7 @@ def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
         (good + '{"goal": "x"', r"line 21 is damaged: not JSON"),
         ("[1, 2]\n", r"line 1: expected an object"),
         ('{"gaol": "x"}\n', r"'goal' is undefined: the rows .* have no such field"),
+        ('{"goal": "x"}\n', r"piqa\.yaml: .*; the rows in .* need the fields that docs/exper"),
     ):
         file.write_text(content)
         with pytest.raises(ValueError, match=message):

@@ -41,10 +41,10 @@ class SparsityStatistics:
     nnz_p50: list[int]
     nnz_p99: list[int]
     nnz_max: list[int]
-    dead_fraction: list[float]  # neurons silent for `dead_window_tokens` or longer
-    union_mean: list[float]  # neurons active for any of 64 neighbouring tokens
+    dead_fraction: list[float]  # neurons inactive for `dead_window_tokens` or longer
+    union_mean: list[float]  # neurons active for at least one of 64 neighbouring tokens
     sparse: list[bool]  # computed by the sparse kernels
-    recomputed: int  # patterns that the backward pass computed again, for want of room
+    recomputed: int  # patterns that did not fit, which the backward pass recomputed
     target_error: float | None  # smoothed non-zeros over the target, minus one
 
 
@@ -72,7 +72,7 @@ class _Settings:
 
 
 class SparsityController:
-    """Makes the `SparseFFN` of a model sparse while a loop of yours trains it.
+    """Makes the `SparseFFN` of a model sparse while your own loop trains the model.
 
     ```python
     controller = SparsityController(model, optimizer, target_nnz=60, l1_coefficient=2e-4)
@@ -84,38 +84,40 @@ class SparsityController:
         optimizer.zero_grad()
     ```
 
-    It holds for one process or several (all must call it alike), gradient accumulation, DDP, FSDP2,
-    autocast, `torch.compile` and activation checkpointing (``use_reentrant=False``). The host waits
-    for the device once per step, in the next step's first `l1_loss`, when the forward pass has been
-    queued. If sharded code is compiled around activation checkpointing, set
+    It supports one process or several (all must make the same calls), gradient accumulation, DDP,
+    FSDP2, autocast, `torch.compile` and activation checkpointing (``use_reentrant=False``). The
+    host waits for the device once per step, in the first `l1_loss` of the next step, after the
+    forward pass has been queued. If sharded code is compiled around activation checkpointing, set
     ``torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True``. If the whole
     model is compiled as one graph, set ``torch._dynamo.config.capture_scalar_outputs = True``.
 
     Args:
-        model: the model with all its `SparseFFN`, before or after wrapping it.
-        optimizer: the optimizer, or several, whose steps are followed by `step`.
-        target_nnz: neurons to be active for a token, mean over tokens; λ is moved until they
-            do. None keeps λ at ``l1_coefficient``.
-        target_per_layer: each layer has its own λ and reaches the target; otherwise one λ leads to
-            it as the mean over layers.
+        model: the model with all its `SparseFFN`, before or after it is wrapped.
+        optimizer: the optimizer or optimizers of the model; call `step` after their steps.
+        target_nnz: number of neurons that are to be active for a token, as the mean over tokens; λ
+            is adjusted to reach it. None keeps λ at ``l1_coefficient``.
+        target_per_layer: each layer has its own λ and its own count is to reach the target;
+            otherwise there is one λ, and the mean over layers is to reach it.
         l1_coefficient: λ, the weight of |h| summed over the neurons of a layer and averaged over
-            tokens and layers (see `l1_loss`); with a target, where λ starts.
+            tokens and layers (see `l1_loss`); with a target, the value at which λ starts.
         l1_zero_steps: optimizer steps at the start for which λ is zero.
-        warmup_steps: of the learning rate, in optimizer steps; λ moves more slowly meanwhile.
-        dead_window_tokens: a neuron active for none of so many tokens (of all ranks) is dead.
-        embedding: of the model; it is called with the ids of all tokens that the FFNs compute. In
-            training these then sort their tokens by id, so that the unions of 64 neighbouring
-            tokens, and with them the cost of the sparse kernels, are about half as large. Results
-            are the same.
-        switch_together: under ``kernels="auto"`` all layers run dense or all sparse. A whole-model
-            graph is compiled again whenever a layer changes its path. The second step runs sparse,
-            so that both graphs are compiled at the start.
+        warmup_steps: warm-up of the learning rate, in optimizer steps; λ then changes more slowly.
+        dead_window_tokens: a neuron that was not active for any of the last so many tokens (of all
+            ranks) is dead.
+        embedding: the model's input embedding, which is called with the ids of all tokens that the
+            FFNs compute. In training, the FFNs then sort their tokens by id. This makes the unions
+            of 64 neighbouring tokens, and with them the cost of the sparse kernels, about half as
+            large. Results are the same.
+        switch_together: under ``kernels="auto"``, either all layers run dense or all run sparse.
+            Use it for a model that is compiled as one graph, which is recompiled whenever a layer
+            changes its path. The second step runs sparse, so that both graphs are compiled at the
+            start.
         process_group: the ranks that train on different tokens; None: all of them.
 
     Raises:
-        ValueError: the model has no `SparseFFN`, with a target one of SiLU or with no more neurons
-            than that, or one that always runs sparse and has adapters; an argument out of range;
-            ``optimizer`` or ``embedding`` is none.
+        ValueError: the model has no `SparseFFN`; there is a target, and an FFN uses SiLU or has no
+            more neurons than the target; an FFN has adapters but always runs sparse; an argument is
+            out of range; ``optimizer`` or ``embedding`` is not an optimizer or embedding.
     """
 
     def __init__(
@@ -183,23 +185,24 @@ class SparsityController:
 
     @property
     def dense_because(self) -> str | None:
-        """Why ``auto`` runs no sparse kernels here."""
+        """The reason why ``auto`` runs no sparse kernels here."""
         return self._kernels.dense_because
 
     def l1_loss(self, num_tokens: int | Tensor | None = None) -> Tensor:
-        """The L1 term of the last forward pass, to be added to its loss; () fp32.
+        """Returns the L1 term of the last forward pass, to be added to its loss; () fp32.
 
-        It is ``Σ λ_l · Σ|h| / num_tokens / L``, over the layers l and over all tokens of the
-        forward pass; without a gate h is taken before ReLU² squares it. Like a mean cross-entropy,
-        it is to be divided by the number of micro-batches of the step. Padding counts as tokens.
+        It is ``Σ λ_l · Σ|h| / num_tokens / L``, over the L layers l and over all tokens of
+        the forward pass. For ReLU² without a gate, h is the value before squaring. Like a mean
+        cross-entropy, divide it by the number of micro-batches of the step. Padding counts as
+        tokens.
 
         Args:
-            num_tokens: by which the loss is divided, where that is not the number of tokens of this
-                micro-batch: such as the tokens of all its micro-batches.
+            num_tokens: the number by which your loss is divided, if it is not the number of tokens
+                of this micro-batch; for example, the tokens of all micro-batches of the step.
 
         Raises:
-            RuntimeError: no forward pass has gone before, or `step` did not follow the last
-                optimizer step.
+            RuntimeError: there was no forward pass, or `step` did not follow the last optimizer
+                step.
             ValueError: layers have computed different numbers of tokens; ``num_tokens`` below 1.
         """
         self._check_forgotten()
@@ -222,10 +225,11 @@ class SparsityController:
         return (self._l1_L * l1_L).sum() / (len(stats) * divisor)
 
     def step(self) -> None:
-        """Counts a step: to be called on all ranks, once after each optimizer step.
+        """Ends a step. Call it on all ranks, once after each optimizer step.
 
-        Reduces the step's counts over ranks. λ moves in the next step's first `l1_loss`. The first
-        call on a GPU measures what layers cost under ``kernels="auto"``, which takes seconds.
+        Reduces the step's counts over ranks. λ changes in the first `l1_loss` of the next step.
+        Under ``kernels="auto"``, the first call on a GPU measures the cost of the layers, which
+        takes seconds.
 
         Raises:
             RuntimeError: no `l1_loss` since the last call.
@@ -255,7 +259,7 @@ class SparsityController:
         self.num_steps += 1
 
     def statistics(self) -> SparsityStatistics | None:
-        """The last step's numbers; None before the first. Waits for the device."""
+        """The numbers of the last step, or None before the first step. Waits for the device."""
         if self._last is None or self._neurons is None:
             return None
         numbers, num_layers = self._read(), len(self.ffns)
@@ -278,7 +282,7 @@ class SparsityController:
         )
 
     def dead_neurons(self) -> dict[str, Tensor]:
-        """By the name of each FFN, (N,) bool on the device: neurons that are dead."""
+        """The dead neurons of each FFN by its name: (N,) bool on the device."""
         if self._neurons is None:
             return {}
         dead_LN = self._neurons.dead_LN()
@@ -288,9 +292,10 @@ class SparsityController:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from, the same on all ranks: numbers, text, tensors.
+        """The state from which a resumed run continues: numbers, text and tensors.
 
-        It is the state after the last `step`, also within the next. Waits for the device.
+        It is the state after the last `step`, even during the next step, and the same on all ranks.
+        Waits for the device.
 
         Raises:
             RuntimeError: `step` did not follow the last optimizer step.
@@ -310,13 +315,13 @@ class SparsityController:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`, at any time: what was counted since does not count.
+        """Continues from a `state_dict`, at any time; counts made since it was saved are dropped.
 
-        Costs, and with them the choice of kernels, are taken over where the GPU is of the same
-        model; otherwise they are measured again.
+        On a GPU of the same model, it takes over the costs of the layers, and with them the choice
+        of kernels; otherwise the costs are measured again.
 
         Raises:
-            ValueError: it is of other layers, or of other settings of the target.
+            ValueError: the state belongs to other layers, or to other settings of the target.
         """
         if not state or not {"num_steps", "neurons", "paths", "costs"} <= state.keys():
             raise ValueError(

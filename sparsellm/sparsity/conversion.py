@@ -85,34 +85,35 @@ def replace_ffns(
     activation: str | None = None,
     kernels: Kernels = "auto",
 ) -> Replacement:
-    """Replaces FFNs of a model by `SparseFFN`, in place, to train it on in any loop.
+    """Replaces FFNs of a model with `SparseFFN`, in place, so that any loop can train it.
 
     Parameters stay the same objects under the same names, so optimizers, checkpoints and
-    `save_pretrained` go on as before. Call it before DDP, FSDP2 or `torch.compile`.
+    `save_pretrained` work as before. Call it before DDP, FSDP2 or `torch.compile`.
 
-    An FFN is a module whose children are two linear layers, up and down, or three, gate, up and
-    down, without biases, and whose forward computes ``down(act(gate(x)) * up(x))`` or
-    ``down(act(up(x)))``: on random tokens its result must be that of the formula.
+    An FFN is a module whose children are two linear layers (up and down) or three (gate, up and
+    down) without biases, and whose forward computes ``down(act(up(x)))`` or
+    ``down(act(gate(x)) * up(x))``. On random tokens, its result must equal that of the formula.
 
     Args:
-        model: of transformers or any other library.
-        names: of the FFNs, such as ``model.layers.0.mlp``; ``*`` stands for anything. None: all
-            that are recognised by the names of their children.
-        projections: the names of the children, in the order gate, up, down, or up, down without a
-            gate. None: those of the usual libraries. On the meta device they must be given, with
-            the activation, since no forward can be tried there.
-        activation: ``relu`` or ``relu2``: takes the place of the model's own activation, which
-            changes what the model computes until it has been trained on. The configuration says
-            so too (``hidden_act``, and what else `transformers` calls it), unless other FFNs of the
-            model keep theirs; the result names those of which it does not. None keeps the model's,
-            which must be one of these.
+        model: a model of transformers or any other library.
+        names: names of the FFNs, such as ``model.layers.0.mlp``; ``*`` stands for anything. None:
+            all FFNs that are recognised by the names of their children.
+        projections: the names of the children, in the order gate, up, down, or without a gate up,
+            down. None: the names that the usual libraries use. For a model on the meta device,
+            pass them and the activation, since its forward cannot be tried.
+        activation: ``relu`` or ``relu2`` replaces the model's own activation. This changes what the
+            model computes until it has been trained further. The model's configuration is changed
+            too (``hidden_act``, or the name that `transformers` uses), unless other FFNs of the
+            model keep their activation; the result then lists the FFNs that the configuration does
+            not describe. None keeps the model's activation, which must be ``relu`` or ``relu2``.
         kernels: see `SparseFFN.use_kernels`.
 
     Returns:
         The FFNs that were replaced, and those that were not, with the reasons.
 
     Raises:
-        ValueError: a name that no module has; an unknown activation; not two or three projections.
+        ValueError: no module has one of the ``names``; an unknown activation; not two or three
+            projections.
     """
     if activation is not None and activation not in RECTIFIED:
         raise ValueError(f"activation {activation!r} must be {WITH_KERNELS}")

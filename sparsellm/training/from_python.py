@@ -32,15 +32,15 @@ def train(
     ```
 
     Data workers are processes that import the script that started them. Without the guard, they
-    would come to this call themselves: it then ends them, and raises `ChildProcessError` in the
-    script. With several GPUs: ``accelerate launch script.py``. Lines are printed as by the command;
-    a signal to stop saves the run, and the call returns.
+    would make this call themselves; the call then ends them and raises `ChildProcessError` in the
+    script. To use several GPUs, run ``accelerate launch script.py``. The call prints the same
+    lines as the command. A signal to stop saves a checkpoint, and the call returns.
 
     Args:
-        recipe: the name of a bundled recipe, a YAML file, or a `Recipe` as it is.
+        recipe: the name of a bundled recipe, a YAML file, or a `Recipe`.
         overrides: values by dotted key, such as ``{"ffn.kernels": "dense"}``, or by section; not
-            with a `Recipe`.
-        resume: a checkpoint that a new run begins from.
+            allowed with a `Recipe`.
+        resume: a checkpoint from which a new run continues.
         fresh: starts at step 0; an earlier run of the same name is moved aside.
         init_from: a run, a checkpoint or a Hugging Face folder with the weights of step 0.
 
@@ -48,9 +48,9 @@ def train(
         The run's folder, with ``metrics.jsonl`` and ``checkpoints/``; `sparsellm.load` takes it.
 
     Raises:
-        ValueError, FileNotFoundError: a recipe, text or checkpoint that cannot be used; arguments
-            that contradict one another; not called in the main thread, which gets the signals.
-        FloatingPointError: loss or gradients became NaN or infinite.
+        ValueError, FileNotFoundError: a recipe, text or checkpoint cannot be used; arguments
+            contradict one another; the call is not in the main thread, which receives the signals.
+        FloatingPointError: the loss or a gradient became NaN or infinite.
         ChildProcessError: a data worker ended.
     """
     leave_if_main_is_imported()

@@ -84,51 +84,53 @@ def accelerate(
     *,
     precision: Precision = "model",
 ) -> Acceleration:
-    """Runs every FFN that the sparse kernels support on them. Changes the model in place.
+    """Runs every supported FFN of a model on the sparse kernels. Changes the model in place.
 
     Supported are gate/up/down with ReLU, ReLU² (``relu(gate)² * up``), FATReLU (its threshold is
     read from the module) or dReLU (``relu(gate) * relu(up)``), and up/down with ReLU, ReLU² or
-    FATReLU, with or without biases. Names only propose an FFN. It is accepted if its matrices are
-    plain `nn.Linear` on a GPU, if none of its modules has hooks or a tensor that the formula does
-    not use, and if its own forward returns what the formula returns: on random tokens, in its own
-    type and in fp32.
+    FATReLU, with or without biases. The names of its submodules make a module a candidate. It is
+    accepted if its matrices are plain `nn.Linear` on a GPU, if none of its modules has hooks or a
+    tensor that the formula does not use, and if its own forward returns what the formula returns on
+    random tokens, in its own dtype and in fp32.
 
-    This is for inference: an FFN's own forward runs where a gradient is needed and while the module
-    trains. It also runs once anything but the weights' values has changed, such as a module, an
-    activation's threshold or a hook. Parameters, state dict and values stay as they are. W_d alone
-    gets other strides: its memory becomes that of its transpose, which the kernels read, and
-    `restore` gives it back. safetensors' ``save_file`` takes such a tensor after ``.contiguous()``;
-    ``save_pretrained`` and ``save_model`` do that themselves.
+    This is for inference: an FFN falls back to its own forward where a gradient is needed, in
+    training mode, and after anything but the values of its weights has changed, such as a module,
+    the threshold of an activation or a hook. Parameters, state dict and values stay as they are.
+    Only the strides of W_d change: it is stored in the memory layout of its transpose, which the
+    kernels read. `restore` undoes this. safetensors' ``save_file`` accepts such a tensor after
+    ``.contiguous()``; ``save_pretrained`` and ``save_model`` call that themselves.
 
     Args:
-        model: from transformers, such as Llama, Qwen3, Arcee, OPT or T5; in bf16 or fp16, on a GPU.
-        threshold: FATReLU's: gates up to it count as zero, in addition to those that the model's
-            own activation sets to zero. 0 changes nothing.
+        model: a transformers model such as Llama, Qwen3, Arcee, OPT or T5, in bf16 or fp16, on a
+            GPU.
+        threshold: the threshold of FATReLU: gates up to it count as zero, in addition to those that
+            the model's own activation sets to zero. 0 changes nothing.
         kernels: ``auto`` runs a layer dense while measurements say that dense is faster at its
             present density, so the last bits of a result may differ between calls; ``sparse`` and
             ``dense`` always use the same path, and their results are deterministic.
-        format: how the sparse kernels store a pattern: ``union``, which is faster if neighbouring
-            tokens share neurons, or the paper's ``twell``. Calls of up to 64 tokens use neither.
-        token_order: ``auto`` lets the sparse kernels sort the tokens of a long prompt or a batch so
-            that neighbours share more neurons, where the model's embedding sees their ids;
-            ``none`` keeps the natural order.
-        precision: ``model`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
-            scale per token and per neuron, in the one product of an FFN that decides which neurons
-            are active, in the linear layers of attention and in the one that returns the logits.
-            Results then differ from the dense model's by FP8 rounding, a few percent of the output
-            of an FFN or a layer. In calls of up to 64 tokens only the weights are e4m3. It requires
-            an Ada, Hopper or newer GPU. The GPU then holds these weights in 8 bits, and the CPU as
-            they are, for `state_dict`; where they are needed, as for a gradient, they come back.
-            The 8-bit weights follow them: call it again only after a change through ``.data``, of
-            weights that were made in inference mode (they count no changes), or to a compiled
-            model.
+        format: how the sparse kernels store the active neurons: ``union``, which is faster if
+            neighbouring tokens share neurons, or the paper's ``twell``. Calls of up to 64 tokens
+            use neither.
+        token_order: ``auto`` sorts the tokens of a long prompt or a batch so that neighbours share
+            more neurons, if the model's embedding receives their ids; ``none`` keeps their order.
+        precision: ``model`` computes in the model's dtype. ``fp8`` multiplies e4m3 numbers, with a
+            scale per token and per neuron, in three places: the product of an FFN that decides
+            which neurons are active, the linear layers of attention, and the layer that returns the
+            logits. Results then differ from those of the dense model by FP8 rounding, a few percent
+            of the output of an FFN or a layer. In calls of up to 64 tokens, only the weights are
+            e4m3. It requires an Ada, Hopper or newer GPU. The GPU then holds only the 8-bit form of
+            these weights. The CPU holds the originals, for `state_dict`; they return to the GPU
+            where they are needed, for example for a gradient. The 8-bit form is updated when the
+            originals change. Call `accelerate` again only after a change through ``.data``, to
+            weights that were created in inference mode (torch counts no changes for them), or to a
+            compiled model.
 
     Returns:
-        What was accelerated, and what looks like an FFN but was not, with the reasons.
+        The FFNs that were accelerated, and those that were not, with the reasons.
 
     Raises:
-        ValueError: no model but a path, say; a negative threshold; an unknown ``kernels``,
-            ``format``, ``token_order`` or ``precision``; a GPU without FP8.
+        ValueError: ``model`` is not a model (but a path, for example); a negative threshold; an
+            unknown ``kernels``, ``format``, ``token_order`` or ``precision``; a GPU without FP8.
     """
     _check_model(model, "accelerate")
     if not threshold >= 0:
@@ -208,10 +210,10 @@ def _check_model(model: object, function: str) -> None:
 
 
 def restore(model: nn.Module) -> None:
-    """Undoes `accelerate`. Does nothing to a model that was not accelerated.
+    """Undoes `accelerate`. Does nothing if the model was not accelerated.
 
     Raises:
-        ValueError: no model.
+        ValueError: ``model`` is not a model.
     """
     _check_model(model, "restore")
     for module in model.modules():

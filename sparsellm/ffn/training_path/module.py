@@ -46,27 +46,27 @@ _UNLIMITED = 2**31
 class SparseFFN(nn.Module):
     """``down(act(gate(x)) * up(x))``, or without a gate ``down(act(up(x)))``; no biases.
 
-    Its children are named and shaped as those of Hugging Face's `LlamaMLP` (without a gate:
-    `ArceeMLP`), so that a checkpoint of the one loads into the other without conversion.
+    Its children have the names and shapes of those of Hugging Face's `LlamaMLP` (without a gate:
+    `ArceeMLP`), so a checkpoint of one loads into the other without conversion.
 
-    It computes in the type of x, or under autocast in autocast's type; the weights' type may be
-    another. On the sparse path it computes with the children's weights, and calls only those of the
-    dense path. To train it in a loop of your own, see `SparsityController`.
+    It computes in the dtype of x, or under autocast in autocast's dtype; the weights may have
+    another dtype. On the sparse path, it uses the weights of its children without calling them; on
+    the dense path, it calls them. To train it in your own loop, see `SparsityController`.
 
     Args:
         hidden_size: K, features of a token.
         intermediate_size: N, neurons.
         activation: ``relu``, ``relu2`` (its square) or ``silu`` (dense only).
-        gated: with a gate (three matrices), or without (two).
+        gated: whether it has a gate (three matrices) or not (two).
         kernels: see `use_kernels`.
-        linear: makes the linear layers, called as ``linear(in_features, out_features, bias=False)``
-            such as a subclass of `nn.Linear` that the host model uses.
-        names: of the children, in the order gate, up, down, or up, down without a gate. None: those
-            of `LlamaMLP`.
+        linear: makes the linear layers, such as a subclass of `nn.Linear` that the host model uses;
+            called as ``linear(in_features, out_features, bias=False)``.
+        names: names of the children, in the order gate, up, down, or without a gate up, down. None:
+            those of `LlamaMLP`.
 
     Raises:
-        ValueError: an unknown activation or kernels; a size below 1; not as many different names as
-            matrices.
+        ValueError: unknown ``activation`` or ``kernels``; a size below 1; ``names`` are not as many
+            different names as matrices.
     """
 
     # Under their usual names; `projections` has them under any.
@@ -118,7 +118,7 @@ class SparseFFN(nn.Module):
 
     @property
     def projections(self) -> Projections:
-        """The linear layers, as they are now; hosts may exchange them."""
+        """The present linear layers; the host model may replace them."""
         layers: list[Any] = [getattr(self, name) for name in self.names]
         return Projections(layers[0] if self.gated else None, layers[-2], layers[-1])
 
@@ -129,7 +129,7 @@ class SparseFFN(nn.Module):
 
     @property
     def pattern_weight(self) -> Tensor:
-        """The (N, K) weight whose activation decides the pattern: the gate's, else up's."""
+        """The (N, K) weight that decides which neurons are active: the gate's, else up's."""
         return self._weights().first[0]
 
     def use_format(self, format: Format, ell_width: int = ELL_WIDTH) -> None:
@@ -137,17 +137,18 @@ class SparseFFN(nn.Module):
 
         Args:
             format: see `Format`.
-            ell_width: of the ELL matrix of ``twell``; tokens with more non-zeros are kept dense.
+            ell_width: width of the ELL matrix of ``twell``; tokens with more non-zeros are stored
+                dense.
 
         Raises:
-            ValueError: there is no such format.
+            ValueError: unknown ``format``.
         """
         check_choice("format", format, Format)
         self.format: Format = format
         self.ell_width = ell_width
 
     def use_fp8(self) -> None:
-        """Computes the product that decides the pattern in FP8 on the sparse path.
+        """Computes the product that decides which neurons are active in FP8, on the sparse path.
 
         On the dense path the linear layers decide for themselves (`SharedLinear`).
 
@@ -186,7 +187,8 @@ class SparseFFN(nn.Module):
     def update_kernels(self, mean_union: float, mean_nnz: float) -> None:
         """Chooses the path of the next step under ``auto``; with hysteresis.
 
-        Both arguments are means over the last step and all ranks, so that all ranks choose alike.
+        Both arguments are means over the last step and all ranks, so that all ranks make the same
+        choice.
 
         Args:
             mean_union: number of neurons active for at least one of 64 neighbouring tokens; the

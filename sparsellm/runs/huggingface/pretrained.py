@@ -227,22 +227,22 @@ def load(
     accelerate: bool = True,
     precision: Precision = "model",
 ) -> Loaded:
-    """A model and its tokenizer, as transformers' own classes, ready for ``generate``.
+    """Loads a model and its tokenizer as transformers' own classes, ready for ``generate``.
 
     Weights that sparsellm trained or exported, and the paper's published checkpoints, are read as
-    `sparsellm generate` reads them; any other folder as stock transformers does. Code that lies in
-    a folder is never run.
+    `sparsellm generate` reads them. Any other folder is read as stock transformers reads it. Code
+    in a folder is never run.
 
     Args:
-        path_or_id: a run, a checkpoint, an exported folder, a folder of Hugging Face's, or a model
-            of the hub (``owner/name``, ``owner/name@revision``).
-        device: such as ``cuda:1``; default is a GPU if there is one.
-        dtype: of the weights, such as ``torch.bfloat16`` or ``bf16``; default is bf16 on a GPU and
-            fp32 on a CPU.
-        accelerate: on a GPU, put the sparse kernels under the FFNs that they support, with the
-            defaults of `sparsellm.accelerate`, and let ``generate`` replay a CUDA graph for each
-            token. Each layer runs dense where that is faster, and FFNs without ReLU or ReLU² stay
-            as they are.
+        path_or_id: a run, a checkpoint, an exported folder, a Hugging Face folder, or a model on
+            the Hub (``owner/name``, ``owner/name@revision``).
+        device: such as ``cuda:1``. The default is a GPU if there is one.
+        dtype: dtype of the weights, such as ``torch.bfloat16`` or ``bf16``. The default is bf16 on
+            a GPU and fp32 on a CPU.
+        accelerate: on a GPU, run the FFNs that the sparse kernels support on these kernels, with
+            the defaults of `sparsellm.accelerate`, and let ``generate`` replay a CUDA graph for
+            each token. Each layer runs dense where that is faster, and FFNs without ReLU or ReLU²
+            stay as they are.
         precision: ``model``, its own type, or ``fp8``, which reads half the bytes of most
             weights: see `sparsellm.accelerate`.
 
@@ -250,9 +250,9 @@ def load(
         ``(model, tokenizer)``.
 
     Raises:
-        FileNotFoundError: there is no such model; the message says what was looked for.
-        ValueError: it is damaged or cannot be read; no such device or type; FP8 without a
-            GPU that has it.
+        FileNotFoundError: there is no such model; the message says what was searched for.
+        ValueError: the model is damaged or cannot be read; there is no such device or dtype; the
+            GPU does not support FP8.
     """
     path = Path(path_or_id)
     on = pick_device(None if device is None else str(device))

@@ -1,4 +1,4 @@
-"""Pretraining of language models whose feedforward layers are sparse, and fast because of it."""
+"""Pretrains language models whose feedforward layers compute only the active neurons."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

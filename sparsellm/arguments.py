@@ -44,7 +44,7 @@ def model_path(text: str) -> Path:
 def add_model(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
     """The positional argument of commands that read a model."""
     text = (
-        "checkpoint, run, exported or Hugging Face folder, or a model of the hub "
+        "checkpoint, run, exported or Hugging Face folder, or a model on the Hub "
         "(owner/name[@revision])"
     )
     parser.add_argument(name, type=model_path, metavar="MODEL", help=text, **options)

@@ -33,7 +33,7 @@ def add_generate_parser(commands: Any) -> None:
         "generate",
         help="generate text from a checkpoint, and count its non-zeros per token",
         description="Continues a prompt, which the model sees as the beginning of a document. The "
-        "text goes to stdout; the number of non-zeros per token and the speed go to stderr.",
+        "text goes to stdout; the non-zeros per token and the throughput go to stderr.",
     )
     add_model(parser, "source")
     prompt = parser.add_mutually_exclusive_group()
@@ -42,18 +42,18 @@ def add_generate_parser(commands: Any) -> None:
     text = "continue each line of stdin independently, until stdin ends (Ctrl-D)"
     prompt.add_argument("--interactive", action="store_true", help=text)
     text = (
-        "continue the first document of these files of text (default: held-out text of the "
+        "continue the first document of these text files (default: held-out text of the "
         "recipe's corpus)"
     )
     prompt.add_argument("--data", nargs="+", metavar="GLOB", help=text)
-    text = f"most new tokens (default: {DEFAULT_NEW_TOKENS}, or as many as the context has left)"
+    text = f"at most N new tokens (default: {DEFAULT_NEW_TOKENS}, or fewer if the context is full)"
     parser.add_argument("--max-new-tokens", type=positive_int, metavar="N", help=text)
-    text = "0 always takes the likeliest token (default: 0.8)"
+    text = "sampling temperature; 0 always takes the likeliest token (default: 0.8)"
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help=text)
     text = "sample among the K likeliest tokens; 0 keeps all (default: 50)"
     parser.add_argument("--top-k", type=int, default=50, metavar="K", help=text)
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
-    text = "model: its own type; fp8: faster on an Ada, Hopper or newer GPU (default: model)"
+    text = "model: its own dtype; fp8: faster on an Ada, Hopper or newer GPU (default: model)"
     parser.add_argument("--precision", choices=("model", "fp8"), default="model", help=text)
     parser.add_argument("--device", help="such as cpu or cuda:1 (default: a GPU if there is one)")
     parser.set_defaults(run=_generate)

@@ -18,19 +18,19 @@ def add_analyze_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "analyze",
         help="count which neurons are active on real text",
-        description="Runs held-out text through a model and writes statistics.json, and the "
-        "patterns of its first tokens as traces.npz.",
+        description="Runs held-out text through a model. Writes statistics.json, and the active "
+        "neurons of the first tokens as traces.npz.",
     )
     add_model(parser, "source")
-    text = "files of text to read (default: the recipe's corpus)"
+    text = "text files to read (default: the recipe's corpus)"
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
-    text = "tokens to count (default: 1,048,576)"
+    text = "number of tokens to read (default: 1,048,576)"
     parser.add_argument("--tokens", type=positive_int, default=2**20, metavar="N", help=text)
-    text = "keep the patterns of the first N of them (default: 16,384)"
+    text = "store the active neurons of the first N tokens (default: 16,384)"
     parser.add_argument("--trace-tokens", type=positive_int, default=16_384, metavar="N", help=text)
-    text = "keep the patterns of these layers only, counted from 0"
+    text = "store the active neurons only of these layers, counted from 0"
     parser.add_argument("--trace-layers", type=int, nargs="+", metavar="LAYER", help=text)
-    text = "sequences per forward (default: 4)"
+    text = "sequences per forward pass (default: 4)"
     parser.add_argument("--micro-batch-size", type=positive_int, default=4, metavar="N", help=text)
     text = "folder to write (default: analysis/ in the checkpoint)"
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)

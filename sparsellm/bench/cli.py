@@ -33,25 +33,25 @@ class Benchmark(NamedTuple):
 def ffn_options(parser: argparse.ArgumentParser) -> None:
     """Options that select the cases of one FFN, `ffn_cases.selected`, and their variants."""
     one_or_more: dict[str, Any] = {"nargs": "+"}
-    text = "numbers of tokens that the FFN gets at once (default: 16,384)"
+    text = "numbers of tokens that the FFN processes at once (default: 16,384)"
     parser.add_argument(
         "--M", type=positive_int, metavar="TOKENS", default=[16_384], help=text, **one_or_more
     )
-    text = "shapes of the FFN: hidden size / neurons (default: 2048/5632)"
+    text = "shapes of the FFN: hidden size / number of neurons (default: 2048/5632)"
     shape = "K/N[/non-gated]"
     parser.add_argument("--shape", metavar=shape, default=["2048/5632"], help=text, **one_or_more)
-    text = "which neurons are active: as recorded, or synthetic (default: all three)"
+    text = "patterns of active neurons: recorded (trace) or synthetic (default: all three)"
     patterns = ("trace", "uniform", "skewed")
     parser.add_argument("--pattern", choices=patterns, default=patterns, help=text, **one_or_more)
     nnz = ("15", "30", "60", "120", "300", "50%")
-    text = "non-zeros per token of synthetic patterns, as numbers or percentages of the neurons"
+    text = "non-zeros per token in synthetic patterns, as numbers or percentages of the neurons"
     parser.add_argument("--nnz", metavar="NNZ", default=nnz, help=text, **one_or_more)
-    text = "traces of a trained model, from `sparsellm analyze` (default: those of the checkout)"
+    text = "traces of a trained model from `sparsellm analyze` (default: those in the checkout)"
     parser.add_argument("--traces", type=Path, metavar="FILE", help=text)
     text = "formats in which the active neurons are stored (default: union)"
     formats = ("union", "twell")
     parser.add_argument("--format", choices=formats, default=["union"], help=text, **one_or_more)
-    text = "precisions of the gate's product of the sparse path; dense is bf16 (default: bf16)"
+    text = "precisions of the gate's product on the sparse path; dense is bf16 (default: bf16)"
     precisions = ("bf16", "fp8")
     parser.add_argument(
         "--precision", choices=precisions, default=["bf16"], help=text, **one_or_more
@@ -62,106 +62,106 @@ def ffn_options(parser: argparse.ArgumentParser) -> None:
 def _forward_ffn_options(parser: argparse.ArgumentParser) -> None:
     ffn_options(parser)
     kernels = ("auto", "sparse", "dense")
-    text = "our kernels: chosen by measured density (auto, the default), or always these"
+    text = "kernels to use: chosen by measured density (auto, the default), or always these"
     parser.add_argument("--kernels", choices=kernels, default="auto", help=text)
 
 
 def _training_ffn_options(parser: argparse.ArgumentParser) -> None:
     ffn_options(parser)
-    text = "time both as CUDA graphs: the kernels alone, without the host that queues them"
+    text = "time both as CUDA graphs: only the kernels, without the host that queues them"
     parser.add_argument("--graph", action="store_true", help=text)
 
 
 def _add_seconds(parser: argparse.ArgumentParser) -> None:
-    text = "seconds for which each is timed, after half as many of warming up (default: 3)"
+    text = "seconds to time each of the two; the warm-up is half as long (default: 3)"
     parser.add_argument("--seconds", type=float, default=3.0, help=text)
 
 
 def _forward_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "checkpoints", nargs="+")
-    text = "files of text to compute (default: the held-out text of the recipe)"
+    text = "text files to process (default: the held-out text of the recipe)"
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
-    text = "sequences in a forward (default: train.micro_batch_size, or 16,384 tokens for auto)"
+    text = "sequences per forward pass (default: train.micro_batch_size; 16,384 tokens if auto)"
     parser.add_argument("--sequences", type=positive_int, help=text)
-    text = "precision of the accelerated model; dense is bf16 (default: model, its own type)"
+    text = "precision of the accelerated model; dense is bf16 (default: model, its own dtype)"
     parser.add_argument("--precision", choices=("model", "fp8"), default="model", help=text)
-    text = "also time every FFN alone, on its inputs in the model"
+    text = "also time each FFN alone, on the inputs that it has in the model"
     parser.add_argument("--layers", action="store_true", help=text)
     _add_seconds(parser)
 
 
 def _generation_options(parser: argparse.ArgumentParser) -> None:
     one_or_more: dict[str, Any] = {"nargs": "+"}
-    text = "recipes whose models generate (default: 2b and 0.5b)"
+    text = "recipes of the models to measure (default: 2b and 0.5b)"
     parser.add_argument("--recipe", default=["2b", "0.5b"], help=text, **one_or_more)
-    text = "neurons active for a token on average, in every layer (default: 30)"
+    text = "mean number of active neurons per token in every layer (default: 30)"
     parser.add_argument("--nnz", type=float, default=30.0, help=text)
-    text = "our precisions; the others are bf16 (default: model and fp8)"
+    text = "precisions of sparsellm's model; the others are bf16 (default: model and fp8)"
     choices = ("model", "fp8")
     parser.add_argument("--precision", choices=choices, default=choices, help=text, **one_or_more)
-    text = "numbers of sequences (default: 1 and 8)"
+    text = "batch sizes, in sequences (default: 1 and 8)"
     parser.add_argument("--batch", type=positive_int, default=[1, 8], help=text, **one_or_more)
-    text = "tokens of the prompts (default: 128 and 2,048)"
+    text = "prompt lengths, in tokens (default: 128 and 2,048)"
     parser.add_argument(
         "--prompt", type=positive_int, default=[128, 2048], help=text, **one_or_more
     )
-    text = "tokens after the first, whose throughput is measured (default: 128)"
+    text = "number of tokens after the first, over which throughput is measured (default: 128)"
     parser.add_argument("--new-tokens", type=positive_int, default=128, help=text)
-    text = "timed calls of each configuration, of which the median counts (default: 5)"
+    text = "timed calls per configuration; the median is reported (default: 5)"
     parser.add_argument("--repeats", type=positive_int, default=5, help=text)
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", required=True, help="a bundled recipe or a YAML file")
     add_overrides(parser)
-    text = "what to compare with ffn.kernels=dense, each in a run (default: ffn.kernels=auto)"
+    text = "settings to compare with ffn.kernels=dense, each in a run (default: ffn.kernels=auto)"
     sides = ["ffn.kernels=auto"]
     side = "KEY=VALUE[,KEY=VALUE]"
     parser.add_argument("--side", nargs="+", default=sides, metavar=side, help=text)
     text = "checkpoint whose sparsity is in its steady state; every run starts from its weights"
     parser.add_argument("--init-from", type=Path, metavar="CHECKPOINT", help=text)
-    text = "numbers of GPUs to train on, each a run of its own (default: 1)"
+    text = "numbers of GPUs to train on, each in a separate run (default: 1)"
     parser.add_argument("--gpus", type=positive_int, nargs="+", default=[1], help=text)
-    text = "files of launch/ for several GPUs (default: ddp8); one GPU takes launch/single.yaml"
+    text = "files of launch/ for several GPUs (default: ddp8); one GPU uses launch/single.yaml"
     parser.add_argument("--config", nargs="+", default=["ddp8"], help=text)
     text = "tokens per step on each GPU, for weak scaling (default: the recipe's global batch)"
     parser.add_argument("--tokens-per-gpu", type=positive_int, metavar="TOKENS", help=text)
     text = f"steps of each run (default: 40); above {SHRUNK_STEPS} they show sparse layers' memory"
     parser.add_argument("--steps", type=positive_int, default=40, help=text)
-    text = "folder that keeps runs and figures, so that the same command continues (default: none)"
+    text = "folder for runs and measurements; the same command then continues (default: none)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=text)
 
 
 BENCHMARKS = (
     Benchmark(
         "ffn",
-        "time the forward of one FFN, sparse against dense (GPU)",
-        "Measures recorded and synthetic patterns of active neurons; without options, 16,384 "
+        "time the forward pass of one FFN, sparse and dense (GPU)",
+        "Measures recorded and synthetic patterns of active neurons; by default for 16,384 "
         "tokens at 2048/5632.",
         _forward_ffn_options,
         "ffn_forward",
     ),
     Benchmark(
         "ffn-train",
-        "time forward and backward of one FFN in training, sparse against dense (GPU)",
+        "time the forward and backward pass of one FFN, sparse and dense (GPU)",
         "Compares time and memory of the sparse path, with statistics and L1, with those of the "
-        "compiled dense formula; without options, for 16,384 tokens at 2048/5632.",
+        "compiled dense formula; by default for 16,384 tokens at 2048/5632.",
         _training_ffn_options,
         "ffn_train",
     ),
     Benchmark(
         "forward",
-        "time the forward of trained models, sparse against dense (GPU)",
-        "Both are compiled and compute held-out text. A checkpoint is skipped if no kernels "
-        "compute its activation.",
+        "time the forward pass of trained models, sparse and dense (GPU)",
+        "Both models are compiled and process held-out text. A checkpoint is skipped if no "
+        "kernels support its activation.",
         _forward_options,
         "model_forward",
     ),
     Benchmark(
         "generation",
-        "measure generated tokens per second, ours against stock transformers (GPU)",
-        "The same weights three times: transformers as it is, transformers with its static "
-        "cache, which it compiles, and ours. Weights are random, with gates fitted to --nnz.",
+        "measure generated tokens per second, sparsellm and stock transformers (GPU)",
+        "Runs the same weights three times: in transformers as it is, in transformers with its "
+        "compiled static cache, and in sparsellm. Weights are random, with gates fitted to --nnz.",
         _generation_options,
         "generation",
     ),
@@ -170,7 +170,7 @@ BENCHMARKS = (
         "time whole training runs through accelerate launch, on the GPUs of a node",
         "Trains one run for each combination of --gpus, --config and --side, and measures "
         "throughput, memory, energy and scaling over the second half of its steps. Sparsity must "
-        "be in its steady state: train for some hundred steps before, and give that run to "
+        "be in its steady state: train for a few hundred steps first, and pass that run with "
         "--init-from. Checkpoints, validation and wandb are off unless --set turns them on.",
         _train_options,
         "train_runs",
@@ -190,7 +190,7 @@ def add_bench_parser(commands: Any) -> None:
             description=f"{benchmark.help[0].upper()}{benchmark.help[1:]}. {benchmark.details}",
         )
         benchmark.options(parser)
-        text = "append the figures to FILE (JSON lines)"
+        text = "append the measurements to FILE (JSON Lines)"
         parser.add_argument("--record", type=Path, metavar="FILE", help=text)
         parser.set_defaults(run=partial(_run, benchmark), benchmark=benchmark.name)
 

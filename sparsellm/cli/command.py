@@ -120,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="sparsellm",
         description=__import__("sparsellm").__doc__,
-        epilog="SPARSELLM_TRACEBACK=1 shows Python's traceback instead of a one-line error.",
+        epilog="SPARSELLM_TRACEBACK=1 shows Python's traceback instead of a short error message.",
     )
     parser.add_argument("--version", action="version", version=f"sparsellm {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
@@ -135,8 +135,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--resume",
         type=model_path,
         metavar="CHECKPOINT",
-        help="begin a new run (--set name=NEW) from this checkpoint of another run, or from the "
-        "last one of a run; the same command then resumes from the new run's own last",
+        help="start a new run (--set name=NEW) from this checkpoint, or from the last one of this "
+        "run; the same command then resumes from the new run's own last checkpoint",
     )
     train.add_argument(
         "--fresh",
@@ -148,7 +148,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="MODEL",
         help="start a new run at step 0 with the weights, shape and tokenizer of MODEL: a "
-        "checkpoint, a run, an exported or Hugging Face folder, or a model of the hub (owner/name)",
+        "checkpoint, a run, an exported or Hugging Face folder, or a model on the Hub (owner/name)",
     )
     train.set_defaults(run=_train)
 
@@ -169,7 +169,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="print a script that lets a shell complete commands, options, recipes and keys",
         description="Prints a script for a shell. With bash, run "
         'eval "$(sparsellm completion bash)", or put this line into ~/.bashrc. With zsh, do the '
-        "same with zsh and ~/.zshrc. With fish: sparsellm completion fish | source.",
+        "same with zsh and ~/.zshrc. With fish, run sparsellm completion fish | source.",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     completion.set_defaults(run=_completion)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # pydantic is imported where it is needed: `sparsellm --help`
     from sparsellm.recipe.strict import Key
 
 _OWN_SIZE = """\
-A recipe of your own is a YAML file that names its base, another recipe, and states what differs:
+Your own recipe is a YAML file that names another recipe as its base, and sets the keys that differ:
 
   base: 0.5b                 # a bundled name, or another file
   name: wide                 # the run folder is runs/wide
@@ -31,7 +31,7 @@ def add_recipe_parser(commands: Any) -> None:
     """Adds ``recipe`` to the ``sparsellm`` command."""
     recipe = commands.add_parser(
         "recipe",
-        help="list recipes, show one with all its values, describe the keys",
+        help="list recipes, show one with all its values, or describe the keys",
         epilog=_OWN_SIZE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -39,8 +39,8 @@ def add_recipe_parser(commands: Any) -> None:
     bundled = actions.add_parser(
         "list",
         help="list the bundled recipes",
-        description="Lists the bundled recipes, by size, each with its number of parameters and a "
-        "sentence on what it trains.",
+        description="Lists the bundled recipes by size, each with its number of parameters and a "
+        "sentence about what it trains.",
     )
     bundled.set_defaults(run=_list)
     show = actions.add_parser(
@@ -53,14 +53,14 @@ def add_recipe_parser(commands: Any) -> None:
     show.add_argument(
         "--gpus",
         type=positive_int,
-        help="number of GPUs (default: those of this machine, or 8 if it has none; fewer if the "
+        help="number of GPUs (default: all of this machine, or 8 if it has none; fewer if the "
         "global batch cannot be divided among so many)",
     )
     show.set_defaults(run=_show)
     keys = actions.add_parser(
         "keys",
         help="describe each key of a recipe, with its unit and default",
-        description="Lists the keys of a recipe with type, default, meaning and unit.",
+        description="Lists the keys of a recipe with their type, default, meaning and unit.",
     )
     keys.add_argument(
         "prefix",

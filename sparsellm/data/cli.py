@@ -29,8 +29,8 @@ def add_data_parser(commands: Any) -> None:
     fetch = add(
         "fetch",
         _fetch,
-        "download a corpus of the hub",
-        "Downloads a corpus of the Hugging Face hub at its pinned revision, and writes a corpus "
+        "download a corpus from the Hub",
+        "Downloads a corpus from the Hugging Face Hub at its pinned revision, and writes a corpus "
         "file for data.corpus. The same command continues after an interruption.",
     )
     fetch.add_argument("out", type=Path, metavar="DIR", help="folder to write")
@@ -43,8 +43,8 @@ def add_data_parser(commands: Any) -> None:
         "tokenize",
         _tokenize,
         "write a corpus as shards of token ids",
-        "Writes a corpus as token ids in Megatron-LM's format (.bin, .idx), which "
-        "training reads without tokenising, as the same stream; and a corpus file for data.corpus. "
+        "Writes a corpus as token ids in Megatron-LM's format (.bin, .idx), and a corpus file for "
+        "data.corpus. Training then reads the same stream of tokens without tokenising again. "
         "The same command continues after an interruption.",
     )
     tokenize.add_argument("out", type=Path, metavar="DIR", help="folder to write")
@@ -56,22 +56,24 @@ def add_data_parser(commands: Any) -> None:
         "inspect",
         _inspect,
         "count documents, tokens and duplicates, and show samples",
-        "Counts documents and tokens, shows how long documents are, and counts exact "
+        "Counts documents and tokens, shows the lengths of documents, and counts exact "
         "duplicates and held-out documents that are in the training text.",
     )
     _add_source_arguments(inspect)
-    text = "documents to read of each split (default: all of them)"
+    text = "number of documents to read from each split (default: all)"
     inspect.add_argument("--limit", type=positive_int, help=text)
-    inspect.add_argument("--samples", type=int, default=3, help="documents to show (default: 3)")
+    inspect.add_argument(
+        "--samples", type=int, default=3, help="number of documents to show (default: 3)"
+    )
 
 
 def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
     text = "globs or folders that replace the corpus's files"
     parser.add_argument("--files", nargs="+", help=text)
-    text = "globs or folders that replace its held-out files"
+    text = "globs or folders that replace the corpus's held-out files"
     parser.add_argument("--validation-files", nargs="+", help=text)
     parser.add_argument("--text-field", help="column or key that holds the text")
-    text = "what stands between the documents of a .txt file"
+    text = "text that separates the documents of a .txt file"
     parser.add_argument("--document-separator", metavar="TEXT", help=text)
     text = "gpt2 (default), bytes or hf:ID_OR_PATH"
     parser.add_argument("--tokenizer", default="gpt2", help=text)

@@ -29,32 +29,32 @@ def add_eval_parser(commands: Any) -> None:
     """Adds ``eval`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "eval",
-        help="score a checkpoint on benchmarks (eval/suite.yaml), through lm-eval",
-        description="Scores a checkpoint on the tasks of eval/suite.yaml, zero-shot, through "
-        "lm-eval, or on any other task that lm-eval knows (--tasks). On several GPUs: accelerate "
+        help="score a checkpoint on benchmarks (eval/suite.yaml) with lm-eval",
+        description="Scores a checkpoint with lm-eval, zero-shot, on the tasks of eval/suite.yaml "
+        "or on any other task of lm-eval (--tasks). On several GPUs, run accelerate "
         "launch --config_file launch/ddp8.yaml -m sparsellm eval MODEL",
     )
     add_model(parser, "checkpoint")
-    text = "read DIR/<task>/<split>.jsonl instead of the Hugging Face hub"
+    text = "read DIR/<task>/<split>.jsonl instead of the Hugging Face Hub"
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help=text)
     text = (
         "tasks of the suite; tasks, groups or tags of lm-eval; or YAML files in its format. "
-        "--data-dir serves the suite's tasks only (default: the whole suite)"
+        "--data-dir supports only tasks of the suite (default: the whole suite)"
     )
     parser.add_argument("--tasks", metavar="A,B", help=text)
     text = "score only the first N rows of each task"
     parser.add_argument("--limit", type=positive_int, metavar="N", help=text)
-    text = "rows that are scored at once (default: 32)"
+    text = "number of rows to score at once (default: 32)"
     parser.add_argument("--batch-size", type=positive_int, default=32, metavar="N", help=text)
-    text = "type of the weights (default: bf16 on a GPU, fp32 on a CPU)"
+    text = "dtype of the weights (default: bf16 on a GPU, fp32 on a CPU)"
     parser.add_argument("--dtype", choices=("bf16", "fp32"), help=text)
-    text = "how FFNs are computed: dense as in stock transformers (default), or sparse"
+    text = "how to compute FFNs: dense as in stock transformers (default), or sparse"
     kernels = ("dense", "auto", "sparse")
     parser.add_argument("--kernels", choices=kernels, default="dense", help=text)
     parser.add_argument("--device", help="cpu, cuda:1, … (default: a GPU if there is one)")
     text = (
-        "JSON to write (default: beside the checkpoint, named after --tasks, --limit, --kernels "
-        "and --dtype)"
+        "JSON file to write (default: beside the checkpoint, named after --tasks, --limit, "
+        "--kernels and --dtype)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=text)
     text = (

@@ -15,45 +15,47 @@ def add_export_parsers(commands: Any) -> None:
     export = commands.add_parser("export", help="write a checkpoint for stock transformers")
     add_model(export, "source")
     export.add_argument("folder", type=Path, metavar="DIR", help="new folder to write")
-    text = "type of the weights (default: bf16)"
+    text = "dtype of the weights (default: bf16)"
     export.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help=text)
-    text = "largest weight file (default: 4GB)"
+    text = "largest size of a weight file (default: 4GB)"
     export.add_argument("--max-shard-size", default="4GB", metavar="SIZE", help=text)
     text = "license in the model card, such as apache-2.0 (default: none)"
     export.add_argument("--license", metavar="ID", help=text)
-    hub = export.add_argument_group("the Hugging Face hub")
+    hub = export.add_argument_group("the Hugging Face Hub")
     text = "also upload the folder to this repository"
     hub.add_argument("--push", metavar="OWNER/NAME", help=text)
     hub.add_argument("--private", action="store_true", help="make a new repository private")
     group = export.add_argument_group(
         "dead neurons",
-        "The output is exact on the measured text; the command says how often a dropped neuron may "
-        "be active on other text.",
+        "On the measured text, the model's output does not change; the command says how often a "
+        "dropped neuron may be active on other text.",
     )
     text = (
         "leave out FFN neurons that are never active on held-out text; all layers get the width "
-        "that the layer with the most living neurons needs, a multiple of 128"
+        "that the layer with the most active neurons needs, a multiple of 128"
     )
     group.add_argument("--drop-dead", action="store_true", help=text)
-    text = "held-out tokens to measure on, in whole sequences (default: 1,048,576)"
+    text = "number of held-out tokens to measure on, in whole sequences (default: 1,048,576)"
     group.add_argument("--drop-dead-tokens", type=positive_int, metavar="N", help=text)
-    text = "files of text to measure on (default: the recipe's corpus)"
+    text = "text files to measure on (default: the recipe's corpus)"
     group.add_argument("--data", nargs="+", metavar="GLOB", help=text)
-    text = "sequences per forward (default: 4)"
+    text = "sequences per forward pass (default: 4)"
     group.add_argument("--micro-batch-size", type=positive_int, metavar="N", help=text)
     group.add_argument("--device", help="device to measure on (default: a GPU if there is one)")
     export.set_defaults(run=_export)
 
     back = commands.add_parser(
         "import",
-        help="a Hugging Face folder, or an exported one, as a checkpoint",
+        help="convert a Hugging Face folder, or an exported one, to a checkpoint",
         description="Writes a run folder with one checkpoint: weights in fp32, no optimizer "
-        "state. `sparsellm train --init-from RUN_DIR` trains on from it.",
+        "state. `sparsellm train --init-from RUN_DIR` continues training from it.",
     )
     text = "exported folder, or a Hugging Face model or folder"
     back.add_argument("source", type=Path, metavar="DIR", help=text)
     back.add_argument("run_path", type=Path, metavar="RUN_DIR", help="new run folder to write")
-    back.add_argument("--recipe", help="name or file (default: that of the model in DIR)")
+    back.add_argument(
+        "--recipe", help="name or file of the recipe (default: the recipe of the model in DIR)"
+    )
     back.set_defaults(run=_import)
 
 

@@ -13,8 +13,8 @@ def add_report_parser(commands: Any) -> None:
     """Adds ``report`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "report",
-        help="write one HTML page of a run, or of several overlaid; needs no network",
-        description="Writes one self-contained HTML page of one run or of several overlaid.",
+        help="write one HTML page about a run, or about several runs; needs no network",
+        description="Writes one self-contained HTML page about one run, or about several runs.",
     )
     text = "folder such as runs/debug"
     parser.add_argument("run_paths", type=model_path, nargs="*", metavar="RUN", help=text)

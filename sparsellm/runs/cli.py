@@ -12,13 +12,15 @@ def add_stop_parser(commands: Any) -> None:
     """Adds ``stop`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "stop",
-        help="ask a training run to save and end, and wait until it has",
-        description="Asks the process that trains a run, on this host, to save a checkpoint after "
-        "its present step and to end, all ranks together; waits until it has. The same training "
+        help="ask a training run to save a checkpoint and end, and wait until it has",
+        description="Asks a run that is training on this host to save a checkpoint after its "
+        "current step and to end, on all ranks. Waits until it has ended. The same training "
         "command resumes the run.",
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
-    parser.add_argument("--no-wait", action="store_true", help="return at once")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="return at once, before the run has ended"
+    )
     parser.set_defaults(run=_stop)
 
 

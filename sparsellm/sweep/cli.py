@@ -18,24 +18,24 @@ def add_sweep_parser(commands: Any) -> None:
     """Adds ``sweep`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "sweep",
-        help="train the runs of an experiment, several in parallel, with one report",
+        help="train the runs of an experiment, several in parallel, and write one report",
         description="Trains every run of a sweep (recipes/sweeps/) and reports them together. The "
         "same command resumes: finished runs are skipped, others resume from their checkpoint.",
     )
-    text = "bundled name or a YAML file; without one, the bundled sweeps are listed"
+    text = "a bundled sweep or a YAML file; without it, the bundled sweeps are listed"
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help=text)
     text = "parallel runs on each GPU (default: 1)"
     parser.add_argument("--jobs", type=positive_int, default=1, help=text)
     text = "GPU numbers such as 0 1 (default: the first)"
     parser.add_argument("--gpus", nargs="+", default=[], metavar="GPU", help=text)
-    text = "GPUs per run, by accelerate launch (default: 1)"
+    text = "GPUs per run, with accelerate launch (default: 1)"
     parser.add_argument("--gpus-per-run", type=positive_int, default=1, metavar="N", help=text)
     text = "file of launch/ for runs on several GPUs (default: ddp8; fsdp2 for large models)"
     parser.add_argument("--config", default="ddp8", help=text)
     add_overrides(parser)
-    text = "train these runs alone; a name may hold wildcards, such as 'dense-*'"
+    text = "train only these runs; a name may contain wildcards, such as 'dense-*'"
     parser.add_argument("--only", nargs="+", default=["*"], metavar="RUN", help=text)
-    text = "start no run after this many seconds"
+    text = "do not start further runs after this many seconds"
     parser.add_argument("--seconds", type=float, default=math.inf, help=text)
     parser.add_argument("--list", action="store_true", help="list the runs without training")
     parser.set_defaults(run=_sweep)

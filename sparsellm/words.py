@@ -1,5 +1,6 @@
 """Words in messages."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 
@@ -12,3 +13,11 @@ def listed(names: Iterable[str]) -> str:
     """The first name, and how many more there are."""
     first, *more_names = names
     return f"{first} and {len(more_names)} more" if more_names else first
+
+
+def reasons(left_alone: dict[str, str]) -> list[str]:
+    """One line for each reason, of the modules that were left alone for it."""
+    by_reason = defaultdict(list)
+    for name, why in left_alone.items():
+        by_reason[why].append(name or "the model itself")
+    return [f"{listed(names)}: {why}" for why, names in by_reason.items()]

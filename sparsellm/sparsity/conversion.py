@@ -31,7 +31,7 @@ from sparsellm.ffn.inference_path.formula import (
     relative_error,
 )
 from sparsellm.ffn.training_path.module import SparseFFN
-from sparsellm.words import listed
+from sparsellm.words import listed, reasons
 
 # Two orders of the same operations differ by less, in any type.
 _TOLERANCE = 0.02
@@ -62,19 +62,10 @@ class Replacement:
                 f"{listed(self.not_in_config)}: the model's configuration does not say their "
                 "activation; after from_pretrained, call replace_ffns again as here"
             )
-        lines += [f"left alone: {name or 'the model itself'}: {why}" for name, why in self.reasons]
+        lines += [f"left alone: {line}" for line in reasons(self.left_alone)]
         if not self.replaced and not self.left_alone:
             lines.append("nothing in this model looks like an FFN: give `names` and `projections`")
         return "\n".join(lines)
-
-    @property
-    def reasons(self) -> Iterator[tuple[str, str]]:
-        """One name for each reason, with the number of the others."""
-        by_reason: dict[str, list[str]] = {}
-        for name, why in self.left_alone.items():
-            by_reason.setdefault(why, []).append(name)
-        for why, names in by_reason.items():
-            yield listed(names), why
 
 
 def replace_ffns(

@@ -4,7 +4,7 @@
 they compute, and `replace` swaps their forward for the kernels.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,7 +32,7 @@ from sparsellm.ffn.inference_path.replace import (
 )
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import Format
-from sparsellm.words import listed
+from sparsellm.words import reasons
 
 TokenOrder = Literal["auto", "none"]
 Precision = Literal["model", "fp8"]
@@ -60,10 +60,7 @@ class Acceleration:
 
     def reasons(self) -> list[str]:
         """Why FFNs were not accelerated, one line per reason."""
-        by_reason = defaultdict(list)
-        for name, why in self.left_alone.items():
-            by_reason[why].append(name or "the model itself")
-        return [f"{listed(names)}: {why}" for why, names in by_reason.items()]
+        return reasons(self.left_alone)
 
     def __str__(self) -> str:
         waiting = ", which run their own forward until model.eval()" if self.training else ""

@@ -27,10 +27,10 @@ configs:
 """
 
 
-def parquet_bytes(texts: list[str], row_group_size: int = 4) -> bytes:
+def parquet_bytes(texts: list[str]) -> bytes:
     """A Parquet file with a column ``text``."""
     buffer = io.BytesIO()
-    pq.write_table(pa.table({"text": texts}), buffer, row_group_size=row_group_size)
+    pq.write_table(pa.table({"text": texts}), buffer, row_group_size=4)
     return buffer.getvalue()
 
 

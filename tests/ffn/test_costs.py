@@ -28,10 +28,10 @@ def _weights():
     return FFNWeights(None, torch.randn(N, K), torch.randn(K, N))
 
 
-def _host_layers(factor: float = 2.0):
+def _host_layers():
     layers = Projections(None, DoubledLinear(K, N, bias=False), DoubledLinear(N, K, bias=False))
     for layer in layers.present:
-        layer.factor = factor
+        layer.factor = 2.0
         layer.register_forward_pre_hook(lambda *_: 1 / 0)
     return layers
 

@@ -14,8 +14,8 @@ from sparsellm.ffn.dispatch import Costs, Dispatch, by_handle
 COSTS = Costs(dense=1.0, fixed=0.4, per_neuron=0.001)  # leaves at 570 neurons, returns at 520
 
 
-def _calls(dispatch, count: int, num_tokens: int = 4096) -> list[str]:
-    return [dispatch.choose(num_tokens, lambda: COSTS) for _ in range(count)]
+def _calls(dispatch, count: int) -> list[str]:
+    return [dispatch.choose(4096, lambda: COSTS) for _ in range(count)]
 
 
 def _observe(dispatch, num_neurons: int, num_tokens: int = 4096) -> None:

@@ -31,8 +31,8 @@ def _ffn(m, k, n, bias, loud=None):
     return x_MK, FFNWeights(gate_NK, up_NK, down_KN)
 
 
-def _random_order(m, seed=7):
-    token_M = torch.randperm(m, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+def _random_order(m):
+    token_M = torch.randperm(m, generator=torch.Generator().manual_seed(7)).to(DEVICE)
     return TokenOrder(token_M.int(), token_M.argsort())
 
 

@@ -90,13 +90,13 @@ class Browser:
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.wait_for("document.readyState === 'complete'")
 
-    def resize(self, width: int, height: int = 900) -> None:
+    def resize(self, width: int) -> None:
         """Sets the viewport; below 500 pixels it is a phone."""
         phone = width < 500
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
-            height=height,
+            height=900,
             deviceScaleFactor=2 if phone else 1,
             mobile=phone,
         )
@@ -121,31 +121,26 @@ class Browser:
             assert time.monotonic() < end, f"never true: {condition}"
             time.sleep(0.02)
 
-    def hover(self, selector: str, across: float = 0.5, down: float = 0.5) -> None:
-        """Moves the mouse to a place inside an element, in fractions of its size."""
-        x, y = self._place(selector, across, down)
+    def hover(self, selector: str, across: float) -> None:
+        """Moves the mouse to half the height of an element, at a fraction of its width."""
+        x, y = self._place(selector, across)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def tap(self, selector: str, across: float = 0.5, down: float = 0.5) -> None:
+    def tap(self, selector: str, across: float) -> None:
         """A finger on that place, and off again."""
-        x, y = self._place(selector, across, down)
+        x, y = self._place(selector, across)
         self.call("Emulation.setTouchEmulationEnabled", enabled=True)
         self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
         self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
         self.call("Emulation.setTouchEmulationEnabled", enabled=False)
 
-    def _place(self, selector: str, across: float, down: float) -> tuple[float, float]:
+    def _place(self, selector: str, across: float) -> tuple[float, float]:
         box = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
             "return [b.left, b.top, b.width, b.height]; })()"
         )
-        return box[0] + across * box[2], box[1] + down * box[3]
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
-        answer = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(answer["data"]))
+        return box[0] + across * box[2], box[1] + box[3] / 2
 
     def print_pdf(self, path: Path) -> None:
         """The page on paper."""

@@ -43,10 +43,10 @@ class Model(nn.Module):
         return x
 
 
-def batches(count=1, tokens=40):
-    """(2, tokens / 2, K) each."""
+def batches(count=1):
+    """(2, 20, K) each."""
     generator = torch.Generator().manual_seed(1)
-    return [torch.randn(2, tokens // 2, K, generator=generator) for _ in range(count)]
+    return [torch.randn(2, 20, K, generator=generator) for _ in range(count)]
 
 
 def controlled(model, **settings):

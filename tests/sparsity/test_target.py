@@ -18,7 +18,7 @@ from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.sparsity.target import GAIN, MAX_ERROR, TargetController
 
 
-def _simulated(slope, lag, off, *, steps, noise, layers=1, warmup=None):
+def _simulated(slope, lag, off, *, steps, noise, warmup=None):
     """Non-zeros over the target, and λ, of a plant under control.
 
     Non-zeros start at half of 2,816 neurons and approach ``target · λ^-slope`` within ``lag`` steps
@@ -27,7 +27,7 @@ def _simulated(slope, lag, off, *, steps, noise, layers=1, warmup=None):
     """
     rng, warmup = random.Random(0), warmup or steps // 10
     config = SparsityConfig(target_nnz=30, l1_coefficient=math.exp(off))
-    controller, log_nnz, text = TargetController(config, layers, warmup), math.log(1408), 0.0
+    controller, log_nnz, text = TargetController(config, 1, warmup), math.log(1408), 0.0
     history = []
     for step in range(steps):
         l1 = controller.l1_by_layer(step)[0]
@@ -36,7 +36,7 @@ def _simulated(slope, lag, off, *, steps, noise, layers=1, warmup=None):
         settled = min(math.log(1408), math.log(30) - slope * math.log(l1))
         log_nnz += (settled - log_nnz) * min(1, rate / lag)
         text = 0.9 * text + rng.gauss(0, noise) * math.sqrt(1 - 0.81)
-        controller.observe(step, [math.exp(log_nnz + text)] * layers)
+        controller.observe(step, [math.exp(log_nnz + text)])
         history.append((math.exp(log_nnz) / 30, l1))
     return history
 

@@ -40,9 +40,9 @@ NO_LIMITS = SkippedSteps().limits(None)
 TAKEN, REFUSED = torch.tensor(0.0), torch.tensor(1.0)
 
 
-def _active(seed: int, density: float, batch: int = B) -> torch.Tensor:
+def _active(seed: int, density: float) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(L, batch, T, N, generator=generator) < density
+    return torch.rand(L, B, T, N, generator=generator) < density
 
 
 def _counted(*micro_batches: torch.Tensor) -> Counters:

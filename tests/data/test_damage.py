@@ -15,25 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data.loader import TokenLoader
+from data.loaders import token_loader
 from sparsellm.data.text.blocks import BlockCache, documents_in_order
 from sparsellm.data.text.corpus import Corpus, load_corpus
 from sparsellm.data.text.json_lines import BLOCK_BYTES
 from sparsellm.data.text.shards import to_shard
-from sparsellm.data.tokenizer import load_tokenizer
 
 
 def _loader(corpus, num_workers, context_length=64):
-    return TokenLoader(
-        (corpus,),
-        load_tokenizer("bytes"),
-        context_length=context_length,
-        micro_batch_size=2,
-        seed=0,
-        rank=0,
-        world_size=1,
-        num_workers=num_workers,
-    )
+    options = {"context_length": context_length, "micro_batch_size": 2}
+    return token_loader((corpus,), num_workers=num_workers, **options)
 
 
 @pytest.fixture

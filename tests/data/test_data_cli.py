@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from data.loaders import token_loader
 from sparsellm.cli import main
 from sparsellm.data import tokenize_corpus as tokenize_module
 from sparsellm.data.held_out import read_in_order, validation_batches
-from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.text.corpus import load_corpora
 from sparsellm.data.text.identity import fingerprint
@@ -49,32 +49,14 @@ def texts(tmp_path):
 
 
 def _stream(corpora, state=None, count=40, tokenizer="bytes"):
-    loader = TokenLoader(
-        corpora,
-        load_tokenizer(tokenizer),
-        context_length=48,
-        micro_batch_size=2,
-        seed=4,
-        rank=0,
-        world_size=1,
-        num_workers=0,
-    )
+    loader = token_loader(corpora, tokenizer, context_length=48, micro_batch_size=2, seed=4)
     if state:
         loader.load_state_dict(state)
     return list(islice(loader, count)), merge([loader.state_dict()])
 
 
 def _notes(corpora, state):
-    loader = TokenLoader(
-        corpora,
-        load_tokenizer("bytes"),
-        context_length=48,
-        micro_batch_size=2,
-        seed=4,
-        rank=0,
-        world_size=1,
-        num_workers=0,
-    )
+    loader = token_loader(corpora, context_length=48, micro_batch_size=2, seed=4)
     return loader.load_state_dict(state)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from data.loaders import token_loader
 from sparsellm.data.lanes import NUM_LANES, Job, LaneState, Picks, StreamConfig, make
-from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import merge
 from sparsellm.data.stream import Cursor, LaneConfig, documents
 from sparsellm.data.text.blocks import BlockCache
@@ -36,16 +36,9 @@ def _corpus(folder, name="a", num_documents=600, weight=1.0):
 
 
 def _loader(corpora, rank=0, world_size=1, num_workers=0, micro_batch_size=1):
-    return TokenLoader(
-        corpora,
-        TOKENIZER,
-        context_length=LENGTH,
-        micro_batch_size=micro_batch_size,
-        seed=3,
-        rank=rank,
-        world_size=world_size,
-        num_workers=num_workers,
-    )
+    options = {"rank": rank, "world_size": world_size, "num_workers": num_workers, "seed": 3}
+    shape = {"context_length": LENGTH, "micro_batch_size": micro_batch_size}
+    return token_loader(corpora, **options, **shape)
 
 
 def test_passes_over_the_text_are_counted_alike_by_any_number_of_ranks(tmp_path):

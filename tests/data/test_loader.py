@@ -20,9 +20,9 @@ import pytest
 import torch
 from conftest import process_env
 
+from data.loaders import token_loader
 from sparsellm.data.first_look import check_text
 from sparsellm.data.held_out import validated, validation_batches
-from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.text import identity
 from sparsellm.data.text.corpus import load_corpora, load_corpus
@@ -35,9 +35,8 @@ SHAPE = {"context_length": 64, "micro_batch_size": 3}
 
 
 def _loader(corpus=None, tokenizer="bytes", **changes):
-    options = {"seed": 1, "rank": 0, "world_size": 1, "num_workers": 0} | SHAPE | changes
-    corpora = (corpus or load_corpus("sample"),)
-    return TokenLoader(corpora, load_tokenizer(tokenizer), **options)
+    options = {"seed": 1} | SHAPE | changes
+    return token_loader((corpus or load_corpus("sample"),), tokenizer, **options)
 
 
 def _held_out(corpus, num_tokens=64, rank=0, world_size=1):
@@ -156,9 +155,7 @@ def test_a_mixture_of_two_columns_of_one_file_reads_both(tmp_path, end):
         )
     weights = {str(tmp_path / f"{field}.yaml"): 1.0 for field in ("title", "text")}
     corpora = load_corpora(DataConfig(corpus=weights))
-    loader = TokenLoader(
-        corpora, load_tokenizer("bytes"), seed=0, rank=0, world_size=1, num_workers=0, **SHAPE
-    )
+    loader = token_loader(corpora, **SHAPE)
     letters = Counter(chr(token) for rows in islice(loader, 20) for token in rows[:, 5].tolist())
     assert 20 <= letters["a"] <= 40
     assert 20 <= letters["b"] <= 40

@@ -13,12 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from data.loaders import token_loader
 from data.range_server import RangeServer
-from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.text import network
 from sparsellm.data.text.corpus import load_corpus
-from sparsellm.data.tokenizer import load_tokenizer
 
 NAMES = ("0.parquet", "1.jsonl.gz", "2.jsonl", "3.txt")
 
@@ -50,16 +49,8 @@ def _corpus(address):
 
 
 def _loader(corpus, num_workers=0):
-    return TokenLoader(
-        (corpus,),
-        load_tokenizer("bytes"),
-        context_length=512,
-        micro_batch_size=8,
-        seed=0,
-        rank=0,
-        world_size=1,
-        num_workers=num_workers,
-    )
+    options = {"context_length": 512, "micro_batch_size": 8}
+    return token_loader((corpus,), num_workers=num_workers, **options)
 
 
 def _rows(corpus, count, num_workers=0):

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from data.loaders import token_loader
 from torch import Tensor
 
 from sparsellm.data.held_out import validation_batches
-from sparsellm.data.loader import TokenLoader
 from sparsellm.data.text.corpus import load_corpora
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.model import build_model
@@ -62,15 +62,12 @@ class PlainModel:
 
 def global_batches(recipe: Recipe) -> Iterator[Tensor]:
     """``tokens_BT1`` of each step."""
-    return TokenLoader(
+    return token_loader(
         load_corpora(recipe.data),
-        load_tokenizer(recipe.data.tokenizer),
+        recipe.data.tokenizer,
         context_length=recipe.model.context_length,
         micro_batch_size=recipe.train.global_batch_tokens // recipe.model.context_length,
         seed=recipe.seed,
-        rank=0,
-        world_size=1,
-        num_workers=0,
     )
 
 

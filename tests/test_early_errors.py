@@ -38,15 +38,15 @@ print(json.dumps(answers))
 REFUSED = {
     "train debug --set name=busy": "runs/busy is being trained: process {pid} on host",
     "train debug --set name=debug --set model.hidden_size=64": (
-        "runs/debug/checkpoints/step_00000002 is of a model of other shapes (changed since the "
-        "checkpoint: model.hidden_size 128 → 64): train this one by another name, --set name=NEW, "
+        "runs/debug/checkpoints/step_00000002 holds a model of other shapes (changed since the "
+        "checkpoint: model.hidden_size 128 → 64): use another name, --set name=NEW, "
         "or start over with --fresh"
     ),
     "train debug --set name=debug --set optimizer.name=muon": "of optimizer.name adamw, not muon",
     "train debug --resume full": "--resume full is not a checkpoint or a run that has one",
     "train debug --set name=new --init-from full": "full is not a checkpoint",
     "train debug --fresh --init-from runs/gone": "runs/gone is not a checkpoint",
-    "train debug --set logging.wandb=online": "wandb knows no API key: run `wandb login`",
+    "train debug --set logging.wandb=online": "wandb has no API key: run `wandb login`",
     "train debug --set data.files=[text/bad.jsonl]": "bad.jsonl: line 1 is of type list",
     "train debug --set data.files=[text] --set validation.every_steps=0": "line 1 is of type list",
     "export runs/debug full": "full exists and is not empty; give a new folder, or delete it first",
@@ -63,7 +63,7 @@ REFUSED = {
     "generate full --temperature -1": "may be negative",
     "eval full": "full is not a checkpoint",
     "eval runs/debug --out full": "full cannot be written (it is a folder)",
-    "sweep mine.yaml --set logging.wandb=online": "wandb knows no API key: run `wandb login`",
+    "sweep mine.yaml --set logging.wandb=online": "wandb has no API key: run `wandb login`",
     "report": "give run folders, or one sweep: --sweep runs/quality",
     "report full --sweep full": "give run folders, or one sweep",
     "report full --out full": "full cannot be written (it is a folder); name another file: --out",

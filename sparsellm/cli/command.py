@@ -184,9 +184,9 @@ def _train(options: argparse.Namespace) -> None:
 
 def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     if options.fresh and options.resume:
-        raise ValueError("--fresh starts at step 0 and --resume does not; give one of them")
+        raise ValueError("--fresh starts at step 0 and --resume does not; use only one of them")
     if options.init_from and options.resume:
-        raise ValueError("--init-from starts at step 0 and --resume does not; give one of them")
+        raise ValueError("--init-from starts at step 0 and --resume does not; use only one of them")
     recipe = _recipe_to_train(options)
     run_path = recipe.run_path.resolve()
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):

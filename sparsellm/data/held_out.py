@@ -77,7 +77,7 @@ def held_out_sequences(
         raise ValueError(
             f"corpus {corpus.name} has no held-out text: give some with data.validation_files (the "
             "YAML's is not used together with data.files), set validation_fraction in its YAML, or "
-            "do without: validation.every_steps=0"
+            "train without validation: validation.every_steps=0"
         )
     check_tokenizer(corpus.validation, tokenizer)
     buffer, none = np.empty(0, dtype=np.int32), True
@@ -92,7 +92,7 @@ def held_out_sequences(
         raise TooShortError(
             f"corpus {corpus.name}: the held-out text is shorter than one sequence of "
             f"{context_length} tokens: give more with data.validation_files or a larger "
-            "data.validation_fraction, or do without: validation.every_steps=0"
+            "data.validation_fraction, or train without validation: validation.every_steps=0"
         )
 
 

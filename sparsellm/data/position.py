@@ -34,7 +34,7 @@ def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         )
     numbers = {state["number"] for state in states}
     if len(numbers) > 1:
-        raise ValueError(f"the ranks' data positions are not of one step: {sorted(numbers)}")
+        raise ValueError(f"the ranks' data positions belong to different steps: {sorted(numbers)}")
     lanes: dict[str, Any] = {}
     for state in states:
         for lane, saved in state["lanes"].items():

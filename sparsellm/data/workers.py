@@ -73,7 +73,7 @@ class Worker:
             cause = f"was killed by {signal.Signals(-code).name}"
         if code == UNGUARDED:
             cause = (
-                "came to sparsellm.train itself, since a worker imports the script that starts it: "
+                "called sparsellm.train itself: a worker imports the script that starts it; "
                 'put the call under if __name__ == "__main__":'
             )
         advice = (

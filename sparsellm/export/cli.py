@@ -71,11 +71,11 @@ def _export(options: argparse.Namespace) -> None:
     drop_options = {name: value for name, value in drop_options.items() if value is not None}
     if drop_options and not options.drop_dead:
         raise ValueError(
-            "--drop-dead-tokens, --data, --micro-batch-size and --device say how dead neurons are "
-            "measured; add --drop-dead, or leave them out"
+            "--drop-dead-tokens, --data, --micro-batch-size and --device set how dead neurons are "
+            "measured; add --drop-dead, or omit them"
         )
     if options.private and not options.push:
-        raise ValueError("--private is of the repository that --push makes; add --push OWNER/NAME")
+        raise ValueError("--private applies to the repository of --push; add --push OWNER/NAME")
     if options.push:
         _check_push(options.push)
     check_device(options.device)

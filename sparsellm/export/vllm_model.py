@@ -75,7 +75,7 @@ class SparseLlamaDecoderLayer(LlamaDecoderLayer):
 
     def __init__(self, vllm_config: VllmConfig, prefix: str = "", config: Any = None) -> None:
         if vllm_config.quant_config is not None:
-            raise ValueError("the sparse kernels take bf16 and fp16 weights, no quantised ones")
+            raise ValueError("the sparse kernels take bf16 and fp16 weights, not quantised ones")
         config = config or vllm_config.model_config.hf_config
         # vLLM's own FFN, which is replaced, refuses other activations than SiLU.
         silu = copy.copy(config)

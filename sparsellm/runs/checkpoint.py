@@ -227,7 +227,8 @@ def _offering_older(path: Path) -> Iterator[None]:
             except (FileNotFoundError, ValueError):
                 continue
             raise type(error)(
-                f"{error}: {older} is whole and the newest before it. Move {path.name} elsewhere, "
+                f"{error}: {older} is the newest complete checkpoint before it. "
+                f"Move {path.name} elsewhere, "
                 "and the same command resumes from that one; or begin a new run with --resume "
                 f"{older} --set name=NEW"
             ) from error

@@ -33,7 +33,7 @@ def publish(partial: Path, final: Path, manifest: Manifest) -> None:
         path = partial / name
         if not path.is_file() or path.stat().st_size != entry.size:
             raise FileNotFoundError(
-                f"{path}, which some rank has written, is not seen by the main rank: the run's "
+                f"{path}, which another rank wrote, is not visible to the main rank: the run's "
                 "folder must be on a file system that all ranks share"
             )
     write_manifest(partial, manifest)

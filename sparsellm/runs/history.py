@@ -74,8 +74,8 @@ def start_of(run_path: Path, resume: Path | None) -> Path | None:
         if manifest.id == read_manifest(newest).id or (parent and manifest.id == parent.id):
             return newest
     raise ValueError(
-        f"{run_path} has trained to {newest.name} and does not go back to {start}: a new run does, "
-        f"add --set name=NEW. Or without --resume the run goes on from {newest.name}"
+        f"{run_path} has trained to {newest.name} and does not go back to {start}: to start a new "
+        f"run from it, add --set name=NEW. Without --resume, the run continues from {newest.name}"
     )
 
 
@@ -94,7 +94,7 @@ def _checkpoint_at(path: Path) -> Path:
         return existing
     if (path / "config.json").is_file():
         raise ValueError(
-            f"--resume {path}: a folder of weights alone; start a new run from it: "
+            f"--resume {path}: it has only weights; start a new run from it: "
             f"--set name=NEW --init-from {path}"
         )
     raise FileNotFoundError(

@@ -169,7 +169,7 @@ def refuse_if_trained(run_path: Path) -> None:
 def _trained(run_path: Path, holder: str) -> ValueError:
     return ValueError(
         f"{run_path} is being trained: {holder} ({run_path / PRESENCE_FILE}). Wait for it, end it "
-        f"(`sparsellm stop {run_path}`), or train by another name: --set name=NEW"
+        f"(`sparsellm stop {run_path}`), or train under another name: --set name=NEW"
     )
 
 

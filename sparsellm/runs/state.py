@@ -82,7 +82,7 @@ def restore_model(
                 f"must be of {', '.join(str(t).removeprefix('torch.') for t in _FLOATS)}"
             )
     if odd := first_nonfinite(state):
-        raise ValueError(f"{source}: {odd} has NaN or infinite values; take older weights")
+        raise ValueError(f"{source}: {odd} has NaN or infinite values; use older weights")
     for name, parameter in model.named_parameters():
         whole = state[name].to(device=parameter.device, dtype=parameter.dtype)
         if isinstance(parameter, DTensor):

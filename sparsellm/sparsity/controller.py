@@ -67,7 +67,7 @@ class _Settings:
         if not (self.target_nnz > 0 and self.l1_coefficient > 0):
             raise ValueError(
                 f"target_nnz {self.target_nnz} and l1_coefficient {self.l1_coefficient}: a target "
-                "needs to be above 0, and a λ to start at, such as l1_coefficient=2e-4"
+                "needs to be above 0, and a λ to start from, such as l1_coefficient=2e-4"
             )
 
 
@@ -330,22 +330,23 @@ class SparsityController:
             )
         if list(state["paths"]) != list(self.ffns):
             raise ValueError(
-                f"this state is of the FFNs {listed(state['paths'])}; the model has "
+                f"this state belongs to the FFNs {listed(state['paths'])}; the model has "
                 f"{listed(self.ffns)}"
             )
         num_neurons = max(ffn.intermediate_size for ffn in self.ffns.values())
         neurons = state["neurons"]
         if neurons is not None and neurons["silent_tokens_LN"].shape[1] != num_neurons:
             raise ValueError(
-                f"this state is of FFNs with up to {neurons['silent_tokens_LN'].shape[1]} neurons; "
+                "this state belongs to FFNs with up to "
+                f"{neurons['silent_tokens_LN'].shape[1]} neurons; "
                 f"the model has up to {num_neurons}"
             )
         if self._target is not None and not (
             state["target"] and self._target.load_state_dict(deepcopy(state["target"]))
         ):
             raise ValueError(
-                "this state is of a run without target_nnz, or with another target_per_layer; give "
-                "the controller the same arguments"
+                "this state belongs to a run without target_nnz, or with another target_per_layer; "
+                "give the controller the same arguments"
             )
         self.num_steps, self._forgotten = state["num_steps"], False
         self._counts = self._last = self._numbers = None

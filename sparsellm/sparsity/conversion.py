@@ -245,7 +245,7 @@ def _check_parts(foreign: ForeignFFN, names: Names) -> None:
             "its layer computes it, with other parameters beside it: there is no FFN to replace"
         )
     if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
-        raise Unsupported("it has hooks or a forward of its own, which would be lost")
+        raise Unsupported("it has hooks or its own forward, which would be lost")
     foreign.check()
     for name, child in other_children.items():
         if isinstance(child, nn.Dropout) and child.p > 0:

@@ -156,7 +156,7 @@ def test_a_rank_whose_position_was_not_saved_is_noticed(tmp_path):
     with pytest.raises(ValueError, match=r"lane .* is missing: the position of one rank"):
         merge([states[0], states[2]])
     next(loaders[0])
-    with pytest.raises(ValueError, match="not of one step"):
+    with pytest.raises(ValueError, match="belong to different steps"):
         merge([loader.state_dict() for loader in loaders])
 
 

@@ -536,7 +536,7 @@ def test_a_run_with_a_checkpoint_resumes_without_what_it_began_with(
     assert main([*command, "--set", "train.steps=5"]) == 0
     note = (
         f"warning: --init-from {weights} is not used: this run resumes, and its first weights were "
-        "those of debug (step 1). To begin with the given ones, train by another name"
+        "those of debug (step 1). To begin with the given ones, use another name"
     )
     assert note in capsys.readouterr().out
     shutil.rmtree(other)
@@ -577,7 +577,7 @@ def test_fresh_does_not_move_what_it_begins_with(tiny_overrides, trained, capsys
 
 
 def test_an_exported_folder_is_not_resumed(tiny, exported):
-    with pytest.raises(ValueError, match=r"exported: a folder of weights alone.* --init-from"):
+    with pytest.raises(ValueError, match=r"exported: it has only weights.* --init-from"):
         train(tiny("name=back"), resume_from=exported)
 
 

@@ -127,7 +127,7 @@ def _cut(_, gate, up):
         ),
         (
             lambda: _with(lambda mlp: setattr(mlp.up_proj, "forward", mlp.gate_proj.forward)),
-            "its Linear has a forward of its own",
+            "its Linear has its own forward",
         ),
         (
             lambda: _with(lambda mlp: mlp.act_fn.register_buffer("seen", torch.zeros(3))),

@@ -295,7 +295,7 @@ def test_for_one_without_its_trainer_an_older_one_is_offered(tmp_path):
     shutil.copytree(path, tmp_path / "step_00000001_keep")
     (path / "trainer.json").unlink()
     assert find_checkpoint(path) == path
-    offered = rf"trainer.json is missing; .* {older} is whole and the newest before it"
+    offered = rf"trainer.json is missing; .* {older} is the newest complete checkpoint before it"
     with pytest.raises(FileNotFoundError, match=offered):
         checkpoint.load(path)
 

@@ -34,7 +34,10 @@ def test_damage_to_any_file_is_named_and_the_one_before_is_offered(folder, name)
         message = str(caught.value)
         assert name in message
         older = folder / "step_00000004"
-        assert f"{older} is whole and the newest before it. Move step_00000006 elsewhere" in message
+        assert (
+            f"{older} is the newest complete checkpoint before it. Move step_00000006 elsewhere"
+            in message
+        )
         assert message.endswith(f"--resume {older} --set name=NEW")
     path.write_bytes(whole)
     assert checkpoint.load(path.parent).step == 6

@@ -60,7 +60,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is not a checkpoint or a run that has one"):
         start_of(tmp_path / "new", tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"weights alone; .* --set name=NEW --init-from"):
+    with pytest.raises(ValueError, match=r"only weights; .* --set name=NEW --init-from"):
         start_of(tmp_path / "new", tmp_path)
 
 
@@ -114,7 +114,10 @@ def test_going_back_is_a_new_run_that_says_where_it_comes_from(train, tiny_overr
     before = _content(run_path)
     refused = train("--resume", str(old), train__steps=8)
     assert refused.returncode == 1
-    assert f"does not go back to {old}: a new run does, add --set name=NEW" in refused.stderr
+    assert (
+        f"does not go back to {old}: to start a new run from it, add --set name=NEW"
+        in refused.stderr
+    )
     assert "loading PyTorch" not in refused.stdout
     began = train("--resume", str(old), name="new", train__steps=6)
     assert began.returncode == 0, began.stderr
@@ -183,7 +186,9 @@ def test_damage_is_told_before_torch_is_loaded_with_the_checkpoint_before(
     assert refused.returncode == 1
     assert "loading PyTorch" not in refused.stdout
     older = path.parent.with_name("step_00000002")
-    assert f"{older} is whole and the newest before it. Move step_00000004" in refused.stderr
+    assert (
+        f"{older} is the newest complete checkpoint before it. Move step_00000004" in refused.stderr
+    )
 
 
 def test_a_finished_run_with_wsd_goes_on_at_the_same_learning_rate(train, tiny_overrides):

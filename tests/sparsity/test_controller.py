@@ -214,7 +214,9 @@ def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
     with pytest.raises(ValueError, match="with another target_per_layer"):
         other.load_state_dict(controller.state_dict())
     other = SparsityController(Model().ffns[:2], optimizer)
-    with pytest.raises(ValueError, match=r"is of the FFNs ffns.0 and 2 more; the model has 0 and"):
+    with pytest.raises(
+        ValueError, match=r"belongs to the FFNs ffns.0 and 2 more; the model has 0 and"
+    ):
         other.load_state_dict(controller.state_dict())
     wider = nn.ModuleDict(
         {"ffns": nn.ModuleList(SparseFFN(K, N + 8, gated=True) for _ in range(L))}
@@ -285,7 +287,7 @@ def test_a_model_that_does_not_fit_names_the_remedy():
     optimizer = torch.optim.SGD(Model().parameters())
     with pytest.raises(ValueError, match=r"no SparseFFN: .* sparsellm.replace_ffns\(model\)"):
         SparsityController(nn.Linear(2, 2), optimizer)
-    with pytest.raises(ValueError, match="a λ to start at"):
+    with pytest.raises(ValueError, match="a λ to start from"):
         SparsityController(Model(), optimizer, target_nnz=30)
     for name, value in (
         ("l1_coefficient", -1),
@@ -340,7 +342,7 @@ def test_an_ffn_called_twice_in_a_pass_is_refused_and_a_pass_without_l1_is_not(
     model(x)
     torch.testing.assert_close(controller.l1_loss(), expected)
     model.ffns[2] = model.ffns[0]
-    with pytest.raises(ValueError, match=r"called twice in one forward pass.* FFN of its own"):
+    with pytest.raises(ValueError, match=r"called twice in one forward pass.* separate FFN"):
         model(x)
 
 

@@ -310,8 +310,8 @@ def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
     assert cli_here(*arguments).returncode == 0
     other = cli_here(*wider)
     assert other.returncode == 1
-    assert "is of a model of other shapes (changed since the checkpoint: " in other.stderr
-    assert "model.intermediate_size 64 → 96): train this one by another name, --set" in other.stderr
+    assert "holds a model of other shapes (changed since the checkpoint: " in other.stderr
+    assert "model.intermediate_size 64 → 96): use another name, --set" in other.stderr
     run_path = load_recipe("debug", tiny_overrides).run_path
     from_it = cli_here(*wider, "--set", "name=new", "--init-from", str(run_path))
     assert f"{run_path}/checkpoints/step_00000004" in from_it.stderr

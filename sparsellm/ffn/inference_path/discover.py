@@ -161,7 +161,7 @@ class ForeignFFN:
                 raise Unsupported(f"its {kind} has hooks, which the kernels would not call")
             if module is not self.owner and "forward" in vars(module):
                 raise Unsupported(
-                    f"its {kind} has a forward of its own, which the kernels would not call"
+                    f"its {kind} has its own forward, which the kernels would not call"
                 )
             attributes = {**module._parameters, **module._buffers, **vars(module)}
             for name, value in attributes.items():

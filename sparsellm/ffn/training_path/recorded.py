@@ -33,8 +33,8 @@ def recording(x: Tensor, y: Tensor, stats: FFNStats, before: Recorded | None) ->
     # Compiled code that asked would be compiled once more, for the other answer.
     if not compiled and before is not None and _reaches(x.grad_fn, before.node):
         raise ValueError(
-            "this SparseFFN has been called twice in one forward pass, of which L1 and statistics "
-            "would have the last call only: give each call an FFN of its own"
+            "this SparseFFN was called twice in one forward pass, but L1 and statistics count only "
+            "the last call: use a separate FFN for each call"
         )
     return Recorded(stats, y.dtype, compiled, None if compiled else y.grad_fn)
 

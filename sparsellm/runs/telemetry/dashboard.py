@@ -160,7 +160,7 @@ def check_wandb(recipe: Recipe) -> None:
 
     if not wandb.login(prompt=False, verify=False):
         raise ValueError(
-            "logging.wandb is online and wandb knows no API key: run `wandb login`, set "
+            "logging.wandb is online, but wandb has no API key: run `wandb login`, set "
             "WANDB_API_KEY, or choose --set logging.wandb=offline"
         )
 

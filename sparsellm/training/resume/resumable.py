@@ -46,7 +46,7 @@ def check_resumable(path: Path, recipe: Recipe) -> None:
     if not _same_shapes(saved, recipe):
         changes = cause_in(recipe_changes(saved, recipe), CHANGED_MODEL)
         raise ValueError(
-            f"{path} is of a model of other shapes{changes}: train this one by another name, --set "
+            f"{path} holds a model of other shapes{changes}: use another name, --set "
             "name=NEW, or start over with --fresh"
         )
 

@@ -51,6 +51,6 @@ def _unused_weights(start: Path, init_from: Path) -> list[str]:
     first = f"those of {origin['name']} (step {origin['step']:,})" if origin else "random ones"
     return [
         f"warning: --init-from {init_from} is not used: this run resumes, and its first weights "
-        f"were {first}. To begin with the given ones, train by another name (--set name=NEW), or "
+        f"were {first}. To begin with the given ones, use another name (--set name=NEW), or "
         "start over with --fresh"
     ]

@@ -285,7 +285,7 @@ def test_mistakes_are_named(tiny, tmp_path, capsys):
     out = str(tmp_path / "out")
     for arguments, message in (
         (["--drop-dead"], "--drop-dead needs ffn.activation: relu or relu2; debug has silu"),
-        (["--drop-dead-tokens", "64"], "add --drop-dead, or leave them out"),
+        (["--drop-dead-tokens", "64"], "add --drop-dead, or omit them"),
         (["--drop-dead", "--device", "nowhere"], "device nowhere: "),
     ):
         assert main(["export", str(path), out, *arguments]) == 1

@@ -140,39 +140,42 @@ class FFNConfig(StrictModel):
 
     activation: Annotated[str, AfterValidator(_known_activation)] = Field(
         "relu",
-        description="Activation of the gate, or without a gate of up: " + " or ".join(ACTIVATIONS),
+        description="Activation of the gate, or of up in an FFN without a gate: "
+        + " or ".join(ACTIVATIONS),
     )
     ramp_from: Annotated[str, AfterValidator(_known_activation)] = Field(
         "silu", description="Activation that `activation` replaces during the first ramp_steps"
     )
     ramp_steps: NonNegativeInt = Field(
         0,
-        description="Number of first steps in which training mixes both activations, beginning "
-        "with ramp_from alone. During them FFNs train with dense kernels; λ, statistics, held-out "
-        "loss and checkpoints are those of `activation`. 0 uses `activation` from the first step",
+        description="Number of steps at the start in which training mixes both activations, "
+        "beginning with only ramp_from. During these steps, FFNs train with dense kernels; L1, "
+        "statistics, held-out loss and checkpoints are those of `activation`. 0 uses `activation` "
+        "from the first step",
     )
     gated: bool = Field(
         True, description="Whether the FFN is act(gate) * up (Llama), or act(up) (paper, appendix)"
     )
     kernels: Literal["auto", "dense", "sparse"] = Field(
         "auto",
-        description="Kernels that train the FFNs: dense, sparse, or (auto) in each layer and step "
-        "those predicted, from measured costs, to be faster at its density. auto is dense on a CPU "
-        "and on a GPU that cannot run the sparse kernels, and says why",
+        description="Kernels that train the FFNs: dense, sparse, or auto, which uses in each layer "
+        "and step the kernels that are predicted from measured costs to be faster at its density. "
+        "auto is dense on a CPU and on a GPU that cannot run the sparse kernels, and prints the "
+        "reason",
     )
     format: Literal["union", "twell"] = Field(
         "union",
-        description="How the sparse kernels store activations: union keeps the active "
-        "set of each 64-token tile, the neurons active for any of its tokens; twell is the "
-        "paper's TwELL and hybrid format",
+        description="How the sparse kernels store activations. union: the active set of each block "
+        "of 64 tokens, which are the neurons active for at least one of them; twell: the paper's "
+        "TwELL and hybrid formats",
     )
     ell_width: int = Field(
         512,
         ge=1,
         le=1024,
-        description="Non-zeros of a token that the hybrid format's ELL matrix holds (format: "
+        description="Non-zeros per token that the ELL matrix of the hybrid format holds (format: "
         "twell); tokens with more are computed densely. The paper uses 128, and 256 at weak "
-        "regularisation: that takes less memory, and more time where some tokens have more",
+        "regularisation: this takes less memory, but more time if some tokens have more non-zeros",
     )
 
 
@@ -183,33 +186,33 @@ class SparsityConfig(StrictModel):
         0.0,
         ge=0,
         description="λ, the weight of the L1 loss: |h| summed over the neurons of a layer and "
-        "averaged over tokens and layers; of relu2 without a gate, h before it is squared. The "
-        "paper's eq. 2 takes the mean over the neurons "
-        "instead: λ_eq2 = λ · intermediate_size",
+        "averaged over tokens and layers; for relu2 without a gate, h is the value before "
+        "squaring. The paper's eq. 2 takes the mean over the neurons instead: λ_eq2 = λ · "
+        "intermediate_size",
     )
     l1_zero_steps: NonNegativeInt = Field(
-        0, description="First steps, with λ = 0, before the ramp or the controller begins"
+        0, description="Steps with λ = 0 at the start, before the ramp or the controller begins"
     )
     l1_ramp_steps: NonNegativeInt = Field(0, description="Steps of the linear ramp from 0 to λ")
     target_nnz: PositiveFloat | None = Field(
         None,
-        description="Neurons that are to be active for a token, as the mean over tokens: after "
-        "l1_zero_steps a controller adjusts λ to it, starting at l1_coefficient; null keeps λ "
-        "fixed",
+        description="Target number of active neurons per token, as the mean over tokens. After "
+        "l1_zero_steps, a controller adjusts λ to reach it, starting at l1_coefficient; null keeps "
+        "λ fixed",
     )
     target_per_layer: bool = Field(
         False,
-        description="Whether each layer has a λ of its own and reaches target_nnz; otherwise one λ "
-        "leads to it as the mean over layers",
+        description="Whether each layer has its own λ and is to reach target_nnz; otherwise there "
+        "is one λ, and the mean over layers is to reach it",
     )
     target_schedule: list[tuple[Annotated[float, Field(gt=0, lt=1)], PositiveFloat]] = Field(
         [],
-        description="Earlier targets: shares of train.steps, ascending, each with the target until "
-        "then, such as [[0.2, 150], [0.6, 60]]; afterwards it is target_nnz",
+        description="Earlier targets: ascending shares of train.steps, each with the target up to "
+        "that share, such as [[0.2, 150], [0.6, 60]]; afterwards target_nnz applies",
     )
     dead_window_tokens: PositiveInt = Field(
         1_048_576,
-        description="A neuron is dead if it was active for none of the last so many tokens (of "
+        description="A neuron is dead if it was not active for any of the last so many tokens (of "
         "all ranks)",
     )
     reinit_rate: float = Field(
@@ -238,8 +241,9 @@ class DataConfig(StrictModel):
     """The training text and its tokenizer."""
 
     corpus: Annotated[str | dict[str, PositiveFloat], BeforeValidator(_text_or_shares)] = Field(
-        description="Name of a corpus file in data/, or the path of a corpus file or of text; or "
-        "several with their shares of the tokens, such as {fineweb-edu: 0.7, mine.yaml: 0.3}"
+        description="Name of a corpus file in data/, or path of a corpus file or of text files; or "
+        "several corpora with their shares of the tokens, such as {fineweb-edu: 0.7, mine.yaml: "
+        "0.3}"
     )
     tokenizer: Annotated[str, AfterValidator(check_name)] = Field(
         "gpt2",
@@ -260,8 +264,8 @@ class DataConfig(StrictModel):
         ge=0,
         lt=1,
         description="Share of the documents of `files` that is held out, chosen by a hash of their "
-        "text, but at least one, or the end of one that is over a tenth of the text; not used if "
-        "`validation_files` are given",
+        "text. At least one document is held out, or only its end if it is over a tenth of the "
+        "text. Not used if `validation_files` are given",
     )
     text_field: str | None = Field(
         None,
@@ -270,14 +274,14 @@ class DataConfig(StrictModel):
     document_separator: str | None = Field(
         None,
         min_length=1,
-        description="What stands between the documents of a .txt file, such as <|endoftext|>; "
-        "without it, or in the corpus's file, such a file is one document",
+        description="Text that separates the documents of a .txt file, such as <|endoftext|>; if "
+        "neither this key nor the corpus file sets it, such a file is one document",
     )
     on_mismatch: Literal["refuse", "restart"] = Field(
         "refuse",
-        description="What to do on resume with other text, another seed or another tokenizer: "
-        "refuse, or restart the data stream from its beginning. The numbers of ranks and workers "
-        "may always change",
+        description="What to do if a run is resumed with other text, another seed or another "
+        "tokenizer: refuse, or restart the data stream from its beginning. The numbers of ranks "
+        "and workers may always change",
     )
 
     @model_validator(mode="before")
@@ -317,7 +321,7 @@ class TrainConfig(StrictModel):
     global_batch_tokens: PositiveInt = Field(description="Tokens per step over all ranks")
     micro_batch_size: Annotated[PositiveInt | Literal["auto"], BeforeValidator(_auto_or_count)] = (
         Field(
-            description="Sequences that a rank computes at once. auto takes as many as fit into "
+            description="Sequences that a rank processes at once. auto uses as many as fit into "
             "memory (a power of two), and up to four times as many once layers are sparse"
         )
     )
@@ -365,20 +369,20 @@ class OptimizerConfig(StrictModel):
     learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
     gate_optimizer: Literal["adamw", "muon"] | None = Field(
         None,
-        description="With muon, what updates the gates (without a gate, up), in dense models as in "
-        "sparse ones. null is adamw, but muon in a model without gates and without L1",
+        description="With muon, the optimizer of the gates (without a gate, of up), in dense and "
+        "in sparse models. null is adamw, but muon in a model without gates and without L1",
     )
     gate_learning_rate: PositiveFloat | None = Field(
         None,
-        description="Peak learning rate of the gates where AdamW updates them beside Muon. null is "
-        "an eighth of learning_rate, for dense and for sparse models",
+        description="Peak learning rate of the gates if AdamW updates them and Muon the other "
+        "matrices. null is an eighth of learning_rate, for dense and for sparse models",
     )
     min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
     )
     warmup_steps: NonNegativeInt = Field(600, description="Steps of linear warm-up")
     weight_decay: float = Field(
-        0.1, ge=0, description="Decoupled weight decay, times the learning rate; of matrices only"
+        0.1, ge=0, description="Decoupled weight decay, times the learning rate; for matrices only"
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment")
@@ -411,10 +415,10 @@ class RuntimeConfig(StrictModel):
     precision: Literal["bf16", "fp8", "fp32"] = Field(
         "bf16",
         description="Number type of matrix products; weights, gradients and optimizer state stay "
-        "fp32. With fp8 (on Ada, Hopper and newer GPUs) these multiply e4m3 numbers, with a scale "
-        "per token and per neuron: the gates of sparse FFNs, linear layers without bias of "
-        "attention and of dense FFNs (for their output and the gradient of their input), and the "
-        "head (for its output). Everything else is then bf16",
+        "in fp32. With fp8 (on Ada, Hopper and newer GPUs), these products use e4m3 numbers, with "
+        "a scale per token and per neuron: the gates of sparse FFNs, linear layers without bias in "
+        "attention and in dense FFNs (for their output and the gradient of their input), and the "
+        "head (for its output). Everything else is then in bf16",
     )
     compile: bool = Field(True, description="torch.compile of each transformer block and the loss")
     activation_checkpointing: bool = Field(
@@ -429,20 +433,20 @@ class RuntimeConfig(StrictModel):
     weight_gradients: Literal["autograd", "fused"] = Field(
         "autograd",
         description="How linear layers of attention and of dense FFNs accumulate gradients. "
-        "autograd: every micro-batch casts their fp32 weights and adds up their gradients; fused: "
-        "one cast serves a whole step, and matrix products add the gradients (under FSDP2 as "
-        "autograd)",
+        "autograd: every micro-batch casts their fp32 weights and accumulates their gradients; "
+        "fused: one cast serves a whole step, and the matrix products add to the gradients (under "
+        "FSDP2, it is the same as autograd)",
     )
     timeout_minutes: PositiveInt = Field(
         30,
         ge=2,
-        description="Minutes that a rank waits for the others before the run ends; must exceed the "
-        "minute of retries when the hub cannot be reached, and the time to write a checkpoint",
+        description="Minutes that a rank waits for the others before the run ends; must exceed one "
+        "minute, for retries when the Hub cannot be reached, and the time to write a checkpoint",
     )
     token_order: Literal["auto", "none"] = Field(
         "auto",
         description="auto: sparse FFNs process the tokens of a micro-batch sorted by token id, so "
-        "that fewer neurons are active for each 64 tokens; none: in the order of the text",
+        "that each block of 64 tokens has fewer active neurons; none: in the order of the text",
     )
 
 
@@ -451,16 +455,16 @@ class CheckpointConfig(StrictModel):
 
     every_steps: NonNegativeInt = Field(
         1000,
-        description="Steps between checkpoints; there is also one at the end. 0 saves none at all",
+        description="Steps between checkpoints; one is also saved at the end. 0 saves none at all",
     )
-    keep: PositiveInt = Field(3, description="Number of newest checkpoints that are kept")
+    keep: PositiveInt = Field(3, description="Number of newest checkpoints to keep")
 
 
 class ValidationConfig(StrictModel):
     """Validation loss."""
 
     every_steps: NonNegativeInt = Field(
-        500, description="Steps between validations; there is also one at the end. 0 is never"
+        500, description="Steps between validations; one is also run at the end. 0 means never"
     )
     tokens: PositiveInt = Field(
         1_048_576, description="Held-out tokens per validation, over all ranks"
@@ -475,15 +479,15 @@ class EvaluationConfig(StrictModel):
     """The benchmark suite (eval/suite.yaml) during training; requires `sparsellm[eval]`."""
 
     every_steps: NonNegativeInt = Field(
-        0, description="Steps between evaluations; there is also one at the end. 0 is never"
+        0, description="Steps between evaluations; one is also run at the end. 0 means never"
     )
     data_dir: str | None = Field(
         None,
         description="Folder with the benchmarks' rows as <task>/<split>.jsonl; null downloads them "
-        "from the hub",
+        "from the Hub",
     )
     limit: PositiveInt | None = Field(
-        None, description="Number of first rows of each task that are scored; null is all"
+        None, description="Number of rows of each task to score, from the first on; null means all"
     )
     batch_size: PositiveInt = Field(32, description="Answers that a rank scores at once")
     on_error: Literal["continue", "stop"] = Field(

@@ -183,8 +183,8 @@ def _interval(fits: Sequence[Fit], tokens: float, ratio: float, grows: bool) -> 
 
 
 HEAD = (
-    "Model", "Sparse FFN", "Tokens of dense SiLU", "Its time per token over sparse",
-    "Lead in nats if the gap stays", "Lead if the gap goes on",
+    "Model", "Sparse FFN", "Tokens of dense SiLU", "Dense time per token over sparse",
+    "Lead in nats if the gap stays", "Lead if the gap keeps changing",
 )  # fmt: skip
 
 

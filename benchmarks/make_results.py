@@ -352,7 +352,7 @@ def _generation(lines: Sequence[Line]) -> str:
             ]
         )
     head = ["Batch", "Prompt", "`sparsellm.load`, tokens/s", "Compiled static cache", "Eager"]
-    return _table([*head, "Peak, GiB", "Peak of stock, GiB"], rows)
+    return _table([*head, "Peak, GiB", "Peak of stock transformers, GiB"], rows)
 
 
 # Name, and the keys of the case.
@@ -448,7 +448,7 @@ def _ffn(lines: Sequence[Line]) -> str:
         cells = [f"{side.sparse:g} ({1 / side.ratio:.2f}×)" for side in sides]
         rows.append([f"{kernel.pattern}, {kernel.nnz}, published kernels ¹", "", *cells])
     head = ["Pattern, active", "Union of 64", "Forward, ms", "Forward + backward, ms"]
-    return _table([*head, "Kept for backward, MiB"], rows)
+    return _table([*head, "Stored for backward, MiB"], rows)
 
 
 def _formats(lines: Sequence[Line]) -> str:

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import tokenizers
 import torch
-from conftest import set_arguments
+from conftest import checkpoint_of, set_arguments
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import sparsellm
@@ -178,9 +178,7 @@ def test_a_tokenizer_changed_after_training_is_not_the_models(folder, tiny, tmp_
 def test_a_checkpoint_without_its_tokenizers_files_knows_which_it_was(
     folder, tiny, test_data, tmp_path, capsys
 ):
-    from export.test_export import _new_checkpoint
-
-    path = _new_checkpoint(tiny(f"data.tokenizer=hf:{folder}"))
+    path = checkpoint_of(tiny(f"data.tokenizer=hf:{folder}"))
     assert not (path / "tokenizer").exists()
     load_pretrained(path)
     config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": "<pad>"}
@@ -199,9 +197,7 @@ def test_a_checkpoint_without_its_tokenizers_files_knows_which_it_was(
 
 
 def test_an_exports_tokenizer_may_not_change_either(folder, tiny, tmp_path):
-    from export.test_export import _new_checkpoint
-
-    export(_new_checkpoint(tiny(f"data.tokenizer=hf:{folder}")), tmp_path / "out")
+    export(checkpoint_of(tiny(f"data.tokenizer=hf:{folder}")), tmp_path / "out")
     load_pretrained(tmp_path / "out")
     other = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     other.normalizer = tokenizers.normalizers.Lowercase()

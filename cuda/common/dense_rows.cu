@@ -1,8 +1,9 @@
 // dense_rows: the FFN of the rows that a sparse format does not hold, by dense products
 // (common/dense_rows.cuh). It is launched with every call and ends at once if there are none.
 //
-// First a round's activations, then their product with W_downᵀ, in parts if there are few rows. Training keeps gate and up of the first
-// `backup` rows, and counts which neurons are active, as hybrid_rows does for the other rows.
+// First a round's activations, then their product with W_downᵀ, in parts if there are few rows. Training
+// keeps gate and up of the first `backup` rows, and counts which neurons are active, as hybrid_rows does
+// for the other rows.
 #include "common/dense_rows.cuh"
 
 namespace {
@@ -67,55 +68,6 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
   const int block = round.first / gemm_tile + tile % round.blocks;
   if (lane == 0) kept.l1[(block * tiles + tile / round.blocks) * 8 + threadIdx.x / 32] = l1;
 }
-
-// A round's product with W_downᵀ: tiles vary fastest, so that parts are stored tile by tile.
-struct Down {
-  const Sizes& size;
-  const Round& round;
-  const Split& split;
-  const element* bias;
-  const int* token;
-  element* y;
-  float* partial;
-
-  __device__ void multiply_item(GemmShared& shared, int item, const element* h, const element* w) const {
-    const int tile = item % split.tiles, first_row = tile % round.blocks * gemm_tile;
-    const int first_column = tile / round.blocks * gemm_tile;
-    const Inner inner(split, item / split.tiles, size.n);
-    const Along rows(h, inner.length, [&](int line) -> const element* {
-      const int row = first_row + line;
-      return row < round.rows ? h + static_cast<uint64>(row) * size.n + inner.first : nullptr;
-    });
-    const Across weights{w + static_cast<uint64>(inner.first) * size.k,
-                         nullptr, nullptr, inner.length, size.k, first_column};
-    GemmSums d = {};
-    multiply<false, true>(shared, inner.length, rows, weights, d);
-    if (split.parts > 1) {
-      store_part(partial, item, d);
-      return;
-    }
-    each_pair(d, [&](int row, int column, float low, float high) {
-      store(tile, row, column, low, high);
-    });
-  }
-
-  __device__ void add(int addition) const {
-    add_parts(partial, split, addition, [&](int tile, int row, int column, float low, float high) {
-      store(tile, row, column, low, high);
-    });
-  }
-
-  __device__ __forceinline__ void store(int tile, int tile_row, int tile_column, float low,
-                                        float high) const {
-    const int row = tile % round.blocks * gemm_tile + tile_row;
-    const int column = tile / round.blocks * gemm_tile + tile_column;
-    if (row >= round.rows || column >= size.k) return;
-    const uint32 own = round.list[row];
-    const uint64 to = token == nullptr ? own : token[own];
-    *reinterpret_cast<uint32*>(y + to * size.k + column) =
-        pack_biased(low, high, bias, column, size.k);
-  }
-};
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(gemm_threads, blocks_each)
@@ -142,19 +94,28 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, blocks_each)
     if (number * room >= count) break;
     const Round round(list, count, room, number);
     const Split split(round.blocks * second_tiles, one_round);
-    const Down product{size, round, split, b_down_K, token, y_MK, partial};
+    const auto store_y = [&](int row, int column, float low, float high) {
+      const uint32 own = round.list[row];
+      const uint64 to = token == nullptr ? own : token[own];
+      *reinterpret_cast<uint32*>(y_MK + to * k + column) =
+          pack_biased(low, high, b_down_K, column, k);
+    };
+    const RowsProduct down{size, round, split, partial, store_y};
     const uint32 before = number * whole, activated = before + round.blocks * first_tiles;
     const uint32 multiplied = activated + split.items(), end = multiplied + split.additions();
     if (item >= end) break;
     await_items(control + items_done, item < activated    ? before
                                       : item < multiplied ? activated
                                                           : multiplied);
-    if (item < activated)
+    if (item < activated) {
       activate(shared, size, w, x_MK, round, item - before, h, kept);
-    else if (item < multiplied)
-      product.multiply_item(shared, item - activated, h, down_NK);
-    else
-      product.add(item - multiplied);
+    } else if (item < multiplied) {
+      GemmSums d = {};
+      down.multiply_item(shared, item - activated, h, down_NK, d);
+      down.finish(item - activated, d);
+    } else {
+      down.add(item - multiplied);
+    }
     finish_item(control + items_done);
   }
 }

@@ -295,6 +295,59 @@ __device__ __forceinline__ void add_parts(const float* partial, const Split& spl
   }
 }
 
+// The product of a round's rows [rows][n] with weights [n][k]; tiles vary fastest, so that parts are stored
+// tile by tile. `store(row of the round, column, sum, next column's sum)`.
+template <typename Store>
+struct RowsProduct {
+  const Sizes& size;
+  const Round& round;
+  const Split& split;
+  float* partial;
+  Store store;
+
+  // Adds `values` · `weights` to the sums of an item.
+  __device__ __forceinline__ void multiply_item(GemmShared& shared, int item, const element* values,
+                                                const element* weights, GemmSums& d) const {
+    const int tile = item % split.tiles, first_row = tile % round.blocks * gemm_tile;
+    const int first_column = tile / round.blocks * gemm_tile;
+    const Inner inner(split, item / split.tiles, size.n);
+    const Along rows(values, inner.length, [&](int line) -> const element* {
+      const int row = first_row + line;
+      return row < round.rows ? values + static_cast<uint64>(row) * size.n + inner.first : nullptr;
+    });
+    const Across columns{weights + static_cast<uint64>(inner.first) * size.k,
+                         nullptr, nullptr, inner.length, size.k, first_column};
+    multiply<false, true>(shared, inner.length, rows, columns, d);
+  }
+
+  // Stores the sums of an item: results, or a part of them.
+  __device__ __forceinline__ void finish(int item, const GemmSums& d) const {
+    if (split.parts > 1) {
+      store_part(partial, item, d);
+      return;
+    }
+    const int tile = item % split.tiles;
+    each_pair(d, [&](int row, int column, float low, float high) {
+      store_in(tile, row, column, low, high);
+    });
+  }
+
+  __device__ __forceinline__ void add(int addition) const {
+    add_parts(partial, split, addition, [&](int tile, int row, int column, float low, float high) {
+      store_in(tile, row, column, low, high);
+    });
+  }
+
+  __device__ __forceinline__ void store_in(int tile, int tile_row, int tile_column, float low,
+                                           float high) const {
+    const int row = tile % round.blocks * gemm_tile + tile_row;
+    const int column = tile / round.blocks * gemm_tile + tile_column;
+    if (row < round.rows && column < size.k) store(row, column, low, high);
+  }
+};
+template <typename Store>
+RowsProduct(const Sizes&, const Round&, const Split&, float*, Store) -> RowsProduct<Store>;
+
 // The matrix and neuron of a column of 128: of every 32, which are a warp's, 16 are of the first
 // matrix; the others of the second, or 16 neurons more of the first.
 struct Column {

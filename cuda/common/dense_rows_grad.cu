@@ -82,56 +82,6 @@ __device__ void grad_activations(GemmShared& shared, const Sizes& size, const el
   });
 }
 
-// A round's ∇x: tiles vary fastest, so that parts are stored tile by tile.
-struct GradX {
-  const Sizes& size;
-  const Round& round;
-  const Split& split;
-  element* dx;
-  float* partial;
-
-  __device__ void multiply_item(GemmShared& shared, int item, const Scratch& from,
-                                const element* w_up, const element* w_gate) const {
-    const int tile = item % split.tiles, first_row = tile % round.blocks * gemm_tile;
-    const int first_column = tile / round.blocks * gemm_tile;
-    const Inner inner(split, item / split.tiles, size.n);
-    GemmSums d = {};
-    for (int source = 0; source < (w_gate == nullptr ? 1 : 2); ++source) {
-      const element* matrix = source == 0 ? from.up : from.gate;
-      const element* weight = source == 0 ? w_up : w_gate;
-      const Along rows(matrix, inner.length, [&](int line) -> const element* {
-        const int row = first_row + line;
-        return row < round.rows ? matrix + static_cast<uint64>(row) * size.n + inner.first : nullptr;
-      });
-      const Across weights{weight + static_cast<uint64>(inner.first) * size.k,
-                           nullptr, nullptr, inner.length, size.k, first_column};
-      multiply<false, true>(shared, inner.length, rows, weights, d);
-    }
-    if (split.parts > 1) {
-      store_part(partial, item, d);
-      return;
-    }
-    each_pair(d, [&](int row, int column, float low, float high) {
-      store(tile, row, column, low, high);
-    });
-  }
-
-  __device__ void add(int addition) const {
-    add_parts(partial, split, addition, [&](int tile, int row, int column, float low, float high) {
-      store(tile, row, column, low, high);
-    });
-  }
-
-  __device__ __forceinline__ void store(int tile, int tile_row, int tile_column, float low,
-                                        float high) const {
-    const int row = tile % round.blocks * gemm_tile + tile_row;
-    const int column = tile / round.blocks * gemm_tile + tile_column;
-    if (row >= round.rows || column >= size.k) return;
-    *reinterpret_cast<uint32*>(dx + static_cast<uint64>(round.list[row]) * size.k + column) =
-        pack_elements(low, high);
-  }
-};
-
 __device__ __forceinline__ float2 load_pair(const float* from) {
   return *reinterpret_cast<const float2*>(from);
 }
@@ -190,8 +140,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
                     const int* token, const uint32* list, const uint32* counted, uint32* control,
                     int room, const element* gate, const element* up, int backup,
                     element* scratch_gate, element* scratch_up, element* scratch_h, float* partial,
-                    element* dx_MK,
-                    int is_float, void* up_NK, void* gate_NK, void* down_NK) {
+                    element* dx_MK, int is_float, void* up_NK, void* gate_NK, void* down_NK) {
   GemmShared& shared = dynamic_shared<GemmShared>();
   await_previous_kernel();
   const uint32 count = counted[num_overflowed];
@@ -216,7 +165,11 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
     if (number * room >= count) break;
     const Round round(list, count, room, number);
     const Split split(round.blocks * column_tiles, one_round);
-    const GradX product{size, round, split, dx_MK, partial};
+    const auto store_dx = [&](int row, int column, float low, float high) {
+      *reinterpret_cast<uint32*>(dx_MK + static_cast<uint64>(round.list[row]) * k + column) =
+          pack_elements(low, high);
+    };
+    const RowsProduct grad_x{size, round, split, partial, store_dx};
     const uint32 blocks = round.blocks, begin = number * whole;
     const uint32 computed = begin + blocks * gate_tiles, graded = computed + blocks * neuron_tiles;
     const uint32 multiplied = graded + split.items(), weighed = multiplied + matrices * weight_tiles;
@@ -233,8 +186,11 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
       grad_activations(shared, size, w_down_NK, dy_MK, token, round, item - computed, *l1,
                        kept, scratch);
     } else if (item < multiplied) {
-      product.multiply_item(shared, item - graded, scratch, gated ? second_NK : first_NK,
-                            gated ? first_NK : nullptr);
+      GemmSums d = {};
+      for (int source = 0; source < (gated ? 2 : 1); ++source)  // up, gate
+        grad_x.multiply_item(shared, item - graded, source == 0 ? scratch.up : scratch.gate,
+                             source == 0 && gated ? second_NK : first_NK, d);
+      grad_x.finish(item - graded, d);
     } else if (item < weighed) {
       const uint32 matrix = (item - multiplied) / weight_tiles;  // up, down, gate
       const bool is_down = matrix == 1;
@@ -243,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
                    (item - multiplied) % weight_tiles,
                    is_down ? down_NK : matrix == 0 ? up_NK : gate_NK, is_float != 0);
     } else {
-      product.add(item - weighed);
+      grad_x.add(item - weighed);
     }
     finish_item(control + items_done);
   }

@@ -226,13 +226,11 @@ def equal_time(lines: Sequence[Line]) -> list[list[str]]:
         shown = set()
         for sweep in shape.sweeps:
             every = settings(lines, shape._replace(sweeps=(sweep,)), (gpu,), optimizer)
-            dense = [setting for setting in every if setting.kind.is_dense]
             for key, group in groupby(every, lambda setting: (setting.tokens, setting.kind)):
                 sparse = best(list(group))
-                rivals = [rival for rival in dense if _same_time(sparse, rival)]
-                if not sparse.kind.is_dense and key not in shown and rivals:
+                rival = _rival(sparse, every)
+                if not sparse.kind.is_dense and key not in shown and rival is not None:
                     shown.add(key)
-                    rival = min(rivals, key=Setting.loss)
                     sides = [cell for side in (sparse, rival) for cell in _side(side)]
                     title = f"{shape.title}, {_OPTIMIZERS[optimizer]}, {gpu}"
                     rows.append([title, *sides, _difference(sparse, rival)])
@@ -246,6 +244,9 @@ def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str
         Their tokens; how many times as fast as dense SiLU per token they are, from step 0; their
         loss less that of the best dense FFN in equal time, with the seconds of both; and less that
         of dense SiLU after equal tokens.
+
+    Raises:
+        ValueError: there are no such runs.
     """
     every = settings(lines, shape, GPUS[:1])
     kind = DENSE_SILU._replace(target_nnz=target_nnz, activation=_ACTIVATION_NAMES.index("relu"))
@@ -253,8 +254,9 @@ def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str
     sparse = best([s for s in every if (s.kind, s.tokens) == (kind, most)])
     alike = [s for s in every if s.kind == DENSE_SILU]
     dense = best([s for s in alike if s.tokens == most] or alike)
-    rivals = [s for s in every if s.kind.is_dense and _same_time(sparse, s)]
-    rival = min(rivals, key=Setting.loss)
+    rival = _rival(sparse, every)
+    if rival is None:
+        raise ValueError(f"{shape.title}: no dense run is recorded that took about as long")
     seconds = f"{fmean(sparse.seconds()):,.0f} s and {fmean(rival.seconds()):,.0f} s"
     per_token = [fmean(setting.seconds()) / setting.tokens for setting in (dense, sparse)]
     return [
@@ -265,8 +267,15 @@ def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str
     ]
 
 
-def _same_time(setting: Setting, other: Setting) -> bool:
-    return abs(fmean(other.seconds()) / fmean(setting.seconds()) - 1) <= SAME_TIME
+def _rival(setting: Setting, every: Sequence[Setting]) -> Setting | None:
+    """The dense one with the lowest loss of those that took about as long."""
+    seconds = fmean(setting.seconds())
+    rivals = [
+        other
+        for other in every
+        if other.kind.is_dense and abs(fmean(other.seconds()) / seconds - 1) <= SAME_TIME
+    ]
+    return min(rivals, key=Setting.loss, default=None)
 
 
 def _checked(rows: list[list[str]]) -> list[list[str]]:

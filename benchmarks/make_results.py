@@ -19,7 +19,7 @@ import figures
 import lead
 import results
 from published import PAPER_MODELS, PUBLISHED_KERNELS, Comparison
-from results import SHAPE, Line, Run, find, measured, runs
+from results import SHAPE, Line, Run, find, matches, measured, runs
 from sparsellm.recipe import load_recipe
 
 ROOT = results.FOLDER.parent
@@ -376,14 +376,8 @@ _ARENA: tuple[tuple[int, str, dict[str, Any]], ...] = (
 def _arena(lines: Sequence[Line]) -> str:
     rows = []
     for depth, name, case in _ARENA:
-        of = [
-            line
-            for line in lines
-            if line["bench"] == "arena"
-            and all(
-                line["case"].get(key) == value for key, value in (case | {"depth": depth}).items()
-            )
-        ]
+        where = case | {"depth": depth}
+        of = [line for line in lines if line["bench"] == "arena" and matches(line["case"], where)]
         ends = [line for line in of if line["case"].get("step") == line["case"]["iterations"]]
         assert ends, name
         unions = [line["value"] for line in of if line["metric"] == "union_percent"]

@@ -72,7 +72,7 @@ def find(lines: Sequence[Line], bench: str, metric: str, *, gpu: str = "H200", *
         for line in lines
         if (line["bench"], line["metric"]) == (bench, metric)
         and gpu in line["hardware"]
-        and _matches(line["case"], case)
+        and matches(line["case"], case)
     ]
     query = f"{bench} {metric} on {gpu} with {case}"
     if not matching:
@@ -83,7 +83,8 @@ def find(lines: Sequence[Line], bench: str, metric: str, *, gpu: str = "H200", *
     return newest[-1]
 
 
-def _matches(case: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
+def matches(case: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
+    """Whether a case has these keys; as `find` compares them."""
     return all(
         fnmatchcase(f"{case.get(key)}", value) if isinstance(value, str) else case.get(key) == value
         for key, value in conditions.items()

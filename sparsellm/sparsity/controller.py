@@ -154,7 +154,8 @@ class SparsityController:
         self._numbers: StepNumbers | None = None  # of that step, once they have been read
         self._unused: list[StepNumbers] = []  # since kernels were last chosen
         self._neurons: SparsityStats | None = None
-        self._saved_neurons: dict[str, Tensor] | None = None  # until the device is known
+        # Until the device is known.
+        self._saved_neurons = self._silent_neurons(torch.device("cpu")).state_dict()
         self._l1: list[float] = []  # λ of each layer in the present step
         self._sparse: list[bool] = []
         self._last_l1, self._last_sparse = self._l1, self._sparse
@@ -295,6 +296,7 @@ class SparsityController:
         """The state from which a resumed run continues: numbers, text and tensors.
 
         It is the state after the last `step`, even during the next step, and the same on all ranks.
+        It has the same keys and shapes at any time, as `torch.distributed.checkpoint` needs them.
         Waits for the device.
 
         Raises:
@@ -303,15 +305,13 @@ class SparsityController:
         self._check_forgotten()
         if self._last is not None:
             self._read()
-        neurons = self._saved_neurons
-        if self._neurons is not None:
-            neurons = {name: t.clone() for name, t in self._neurons.state_dict().items()}
+        neurons = self._saved_neurons if self._neurons is None else self._neurons.state_dict()
         return {
             "num_steps": self.num_steps,
             "target": deepcopy(self._target.state_dict()) if self._target else None,
-            "neurons": neurons,
+            "neurons": {name: tensor.clone() for name, tensor in neurons.items()},
             **self._kernels.state_dict(),
-            "device": self._last and device_name(self._last.active_LN.device),
+            "device": self._device_name(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -334,12 +334,11 @@ class SparsityController:
                 f"{listed(self.ffns)}"
             )
         num_neurons = max(ffn.intermediate_size for ffn in self.ffns.values())
-        neurons = state["neurons"]
-        if neurons is not None and neurons["silent_tokens_LN"].shape[1] != num_neurons:
+        saved_neurons = state["neurons"]["silent_tokens_LN"].shape[1]
+        if saved_neurons != num_neurons:
             raise ValueError(
-                "this state belongs to FFNs with up to "
-                f"{neurons['silent_tokens_LN'].shape[1]} neurons; "
-                f"the model has up to {num_neurons}"
+                f"this state belongs to FFNs with up to {saved_neurons} neurons; the model has up "
+                f"to {num_neurons}"
             )
         if self._target is not None and not (
             state["target"] and self._target.load_state_dict(deepcopy(state["target"]))
@@ -351,9 +350,8 @@ class SparsityController:
         self.num_steps, self._forgotten = state["num_steps"], False
         self._counts = self._last = self._numbers = None
         self._unused.clear()
-        self._neurons, self._saved_neurons = None, neurons
-        device = next(iter(self.ffns.values())).pattern_weight.device
-        if state["device"] in (None, device_name(device)):
+        self._neurons, self._saved_neurons = None, state["neurons"]
+        if state["device"] == self._device_name():
             self._kernels.load_state_dict(state)
 
     def _check_forgotten(self) -> None:
@@ -363,17 +361,21 @@ class SparsityController:
                 "it once after every optimizer.step(), on all ranks"
             )
 
+    def _device_name(self) -> str:
+        return device_name(next(iter(self.ffns.values())).pattern_weight.device)
+
+    def _silent_neurons(self, device: torch.device) -> SparsityStats:
+        sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
+        return SparsityStats(len(sizes), max(sizes), self._window_tokens, device)
+
     def _begin_step(self, device: torch.device) -> None:
         """At a step's first micro-batch: reads the step before, and moves λ."""
-        sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
-        num_layers, num_neurons = len(sizes), max(sizes)
         if self._neurons is None:
-            self._neurons = SparsityStats(num_layers, num_neurons, self._window_tokens, device)
-            if self._saved_neurons is not None:
-                self._neurons.load_state_dict(self._saved_neurons)
-                self._saved_neurons = None
+            self._neurons = self._silent_neurons(device)
+            self._neurons.load_state_dict(self._saved_neurons)
         if self._last is not None:
             self._read()
+        num_layers, num_neurons = self._neurons.silent_tokens_LN.shape
         self._counts = StepCounts(num_layers, num_neurons, device)
         if self._target is not None:
             self._l1 = self._target.l1_by_layer(self.num_steps)

@@ -3,7 +3,7 @@
 L layers.
 """
 
-from dataclasses import asdict
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import torch
@@ -129,8 +129,8 @@ class LayerKernels:
             ffn.use_kernels("auto", costs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Paths and costs by the names of the FFNs."""
-        costs = {name: ffn.costs and asdict(ffn.costs) for name, ffn in self._ffns.items()}
+        """Paths and the numbers of `Costs`, by the names of the FFNs."""
+        costs = {name: ffn.costs and list(astuple(ffn.costs)) for name, ffn in self._ffns.items()}
         return {"paths": {name: ffn.path for name, ffn in self._ffns.items()}, "costs": costs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ class LayerKernels:
             return
         for name, ffn in self._ffns.items():
             if ffn.kernels == "auto" and (costs := state["costs"][name]):
-                ffn.use_kernels("auto", Costs(**costs))
+                ffn.use_kernels("auto", Costs(*costs))
                 ffn.path = state["paths"][name]
                 self._costs_known = True
 

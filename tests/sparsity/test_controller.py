@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -226,6 +227,29 @@ def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
         other.load_state_dict(controller.state_dict())
     with pytest.raises(ValueError, match=r"is not what SparsityController.state_dict\(\) returned"):
         other.load_state_dict(model.state_dict())
+
+
+def test_the_state_goes_through_a_distributed_checkpoint(tmp_path):
+    def begin(*costs):
+        model = Model("auto")
+        for ffn in model.ffns:
+            ffn.use_kernels("auto", *costs)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        settings = {"l1_coefficient": LAMBDA, "dead_window_tokens": 120, **SETTINGS}
+        return model, SparsityController(model, optimizer, **settings), optimizer
+
+    xs = batches(6)
+    model, controller, optimizer = begin(Costs(dense=1.0, fixed=0.1, per_neuron=0.001))
+    train(model, controller, optimizer, xs[:4])
+    dcp.save({"model": model, "controller": controller}, checkpoint_id=tmp_path)
+    resumed, other, _ = begin()
+    dcp.load({"model": resumed, "controller": other}, checkpoint_id=tmp_path)
+    assert str(other.state_dict()) == str(controller.state_dict())
+    assert [ffn.path for ffn in resumed.ffns] == ["sparse"] * L
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    train(model, controller, still, xs[4:])
+    train(resumed, other, still, xs[4:])
+    assert other.statistics() == controller.statistics()
 
 
 def test_a_state_of_the_middle_of_a_step_repeats_it_also_in_a_run_that_goes_back():

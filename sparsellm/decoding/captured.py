@@ -14,11 +14,13 @@ class Captured(Generic[Result]):
     """Calls a function once as it is, which compiles and measures kernels, and then as a graph.
 
     Its tensors must stay where they are. On a CPU, and where the capture fails, it is called as it
-    is every time; the latter is said once.
+    is every time; the latter is said once. The function is an argument of each call, and not kept:
+    if it is a method of the owner, the two would hold each other, and Python would free the GPU's
+    memory only at some later time.
     """
 
-    def __init__(self, function: Callable[[], Result], device: torch.device) -> None:
-        self._function, self._device = function, device
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Result | None = None
         self._may_capture = device.type == "cuda"
@@ -29,29 +31,29 @@ class Captured(Generic[Result]):
         """Whether a graph has been captured."""
         return self._graph is not None
 
-    def __call__(self) -> Result:
+    def __call__(self, function: Callable[[], Result]) -> Result:
         """The function's result; of a graph it is in the same memory every time."""
         self._num_calls += 1
         if self._num_calls == 1 and self._may_capture:
-            return self._warm_up()
+            return self._warm_up(function)
         if self._num_calls == 2 and self._may_capture:
-            self._capture()
+            self._capture(function)
         if self._graph is None or self._result is None:
-            return self._function()
+            return function()
         self._graph.replay()
         return self._result
 
-    def _warm_up(self) -> Result:
+    def _warm_up(self, function: Callable[[], Result]) -> Result:
         """The first call, on the capture's stream: cuBLAS makes a workspace for each stream."""
         present = torch.cuda.current_stream(self._device)
         self._stream = torch.cuda.Stream(self._device)
         self._stream.wait_stream(present)
         with torch.cuda.stream(self._stream):
-            result = self._function()
+            result = function()
         present.wait_stream(self._stream)
         return result
 
-    def _capture(self) -> None:
+    def _capture(self, function: Callable[[], Result]) -> None:
         graph, stream = torch.cuda.CUDAGraph(), self._stream
         # What the first call has observed of its neurons decides which kernels are captured.
         torch.cuda.synchronize(self._device)
@@ -60,7 +62,7 @@ class Captured(Generic[Result]):
             with torch.cuda.stream(stream):
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
-                    self._result = self._function()
+                    self._result = function()
                 finally:
                     graph.capture_end()
         except RuntimeError as error:

@@ -132,7 +132,7 @@ class Sequences:
         self._caches = self._decoder.empty_caches(m, most)
         rotary = self._decoder.rotary(most)
         self._at = Positions(text_M, self.length - text_M, self.length, rotary)
-        self._captured = Captured(self._compute, prompt_MT.device)
+        self._captured: Captured[Tensor] = Captured(prompt_MT.device)
 
     @property
     def token_MT(self) -> Tensor:
@@ -160,7 +160,7 @@ class Sequences:
 
     def step(self) -> Tensor:
         """(M, V) for the tokens after the last ones."""
-        return self._captured()
+        return self._captured(self._compute)
 
     def _compute(self) -> Tensor:
         logits_MV = self._decoder.logits(self._last_M, self._caches, self._at)

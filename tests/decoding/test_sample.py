@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
 import io
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -268,8 +271,9 @@ def test_a_capture_that_fails_goes_on_without_it(monkeypatch):
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     calls = []
-    step = captured.Captured(lambda: calls.append(1) or len(calls), torch.device("cpu"))
-    step._may_capture = True
+    captured_call = captured.Captured(torch.device("cpu"))
+    step = functools.partial(captured_call, lambda: calls.append(1) or len(calls))
+    captured_call._may_capture = True
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     stream = SimpleNamespace(wait_stream=lambda _: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
@@ -279,4 +283,25 @@ def test_a_capture_that_fails_goes_on_without_it(monkeypatch):
     captured._say_once.cache_clear()
     with pytest.warns(UserWarning, match="without a CUDA graph, more slowly: operation not perm"):
         assert [step(), step(), step()] == [1, 2, 3]
-    assert not step.is_graph
+    assert not captured_call.is_graph
+
+
+def test_memory_is_free_when_the_text_has_ended(model, monkeypatch):
+    """Without Python's garbage collector, which may come many calls later."""
+    caches = []
+    create = Decoder.empty_caches
+
+    def empty_caches(self, *arguments):
+        memory = create(self, *arguments)
+        caches.extend(weakref.ref(tensor) for layer in memory for tensor in layer)
+        return memory
+
+    monkeypatch.setattr(Decoder, "empty_caches", empty_caches)
+    gc.collect()
+    gc.disable()
+    try:
+        model.generate(**prompts(), **GREEDY, max_new_tokens=3)
+        assert len(caches) > 0
+        assert [cache for cache in caches if cache() is not None] == []
+    finally:
+        gc.enable()

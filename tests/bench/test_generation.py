@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 from sparsellm.bench import generation
 from sparsellm.cli import make_parser
@@ -61,6 +62,21 @@ def test_wrong_logits_are_not_timed(monkeypatch):
     monkeypatch.setattr(generation, "_same_weights", spoilt)
     with pytest.raises(ValueError, match=r"the logits differ from dense by .*%; wrong results"):
         list(generation.measure(options(), CPU))
+
+
+def test_a_static_cache_is_as_long_as_the_call_needs(monkeypatch):
+    """Also after longer prompts, whose length transformers remembers."""
+    lengths = []
+    create = transformers.StaticCache.__init__
+
+    def init(self, *arguments, max_cache_len, **others):
+        lengths.append(max_cache_len)
+        create(self, *arguments, max_cache_len=max_cache_len, **others)
+
+    monkeypatch.setattr(transformers.StaticCache, "__init__", init)
+    monkeypatch.setattr(generation, "_STATIC", {"cache_implementation": "static"})
+    list(generation.measure(options("--prompt", "32", "16"), CPU))
+    assert (max(lengths), lengths[-1]) == (32 + 4, 16 + 4)
 
 
 def test_memory_is_counted_as_if_each_side_were_alone():

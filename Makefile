@@ -30,11 +30,12 @@ check: $(DEV) ## within a minute: lint, types, and the fast tests of what change
 	$(BIN)/python tests/check.py
 
 # On two cores three processes take 8 minutes where two take 10: many tests wait for processes that they start.
+# All processes share the bytecode, also where PYTHONDONTWRITEBYTECODE would have each compile it again.
 test: $(DEV) $(COMPILERS) ## the tests that need no GPU, except those of `make test-long`
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: $(DEV) $(COMPILERS) ## the tests that take most of a minute each, which `make test` leaves out
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 lint: $(DEV) ## format, lint and types, as pre-commit and CI do
 	$(BIN)/ruff format --check .

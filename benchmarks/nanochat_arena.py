@@ -124,11 +124,16 @@ class Arm:
             names=("c_gate", "c_fc", "c_proj") if self.gated else ("c_fc", "c_proj"),
         )
 
+    def pattern_weight(self, ffn: Any) -> nn.Parameter:
+        """Of the layer that decides which neurons are active, in our FFN or in nanochat's own."""
+        weight: nn.Parameter = (ffn.c_gate if self.gated else ffn.c_fc).weight
+        return weight
+
     def control(self, model: Any, optimizer: torch.optim.Optimizer) -> None:
         """Makes the model sparse from here on, if there is a target."""
-        ffns = [module for module in model.modules() if isinstance(module, SparseFFN)]
         if self.target is None:
             return
+        ffns = [module for module in model.modules() if isinstance(module, SparseFFN)]
         for ffn in ffns:
             if self.fp8:
                 ffn.use_fp8()
@@ -197,12 +202,10 @@ def install(arm: Arm, log: Log) -> None:
         return place
 
     common.print0, common.compute_init = print_and_read, seeded_begin
-    if arm.ffn == "stock":
-        return
-    set_up, initialise, compile_any = gpt.GPT.setup_optimizer, gpt.GPT.init_weights, torch.compile
+    set_up = gpt.GPT.setup_optimizer
 
     def set_up_and_control(model: Any, **rates: Any) -> Any:
-        patterns = {id(m.pattern_weight) for m in model.modules() if isinstance(m, SparseFFN)}
+        patterns = {id(arm.pattern_weight(block.mlp)) for block in model.transformer.h}
         build = gpt.MuonAdamW
         if arm.pattern_rate is not None:
             gpt.MuonAdamW = lambda groups: build(list(regrouped(groups, patterns, arm)))
@@ -210,6 +213,14 @@ def install(arm: Arm, log: Log) -> None:
         gpt.MuonAdamW = build
         arm.control(model, optimizer)
         return optimizer
+
+    gpt.GPT.setup_optimizer = set_up_and_control
+    if arm.ffn != "stock":
+        _exchange_ffns(arm, gpt)
+
+
+def _exchange_ffns(arm: Arm, gpt: Any) -> None:
+    initialise, compile_any = gpt.GPT.init_weights, torch.compile
 
     def initialise_gates_too(model: Any) -> None:
         initialise(model)
@@ -224,7 +235,7 @@ def install(arm: Arm, log: Log) -> None:
         return compiled
 
     gpt.MLP = partial(arm.build_ffn, gpt.Linear)
-    gpt.GPT.setup_optimizer, gpt.GPT.init_weights = set_up_and_control, initialise_gates_too
+    gpt.GPT.init_weights = initialise_gates_too
     torch.compile = compile_and_add  # type: ignore[assignment]
     torch._dynamo.config.capture_scalar_outputs = True  # capacities, without another graph
 
@@ -383,7 +394,9 @@ def main(words: list[str] | None = None) -> None:
         "--l1", type=float, default=2e-4, help="initial L1 coefficient (default: %(default)s)"
     )
     parser.add_argument(
-        "--pattern-rate", type=float, help="train c_fc, or the gate, by AdamW at this rate"
+        "--pattern-rate",
+        type=float,
+        help="train c_fc, or the gate, by AdamW at this rate; c_fc of nanochat's own FFN, too",
     )
     parser.add_argument("--kernels", choices=("auto", "dense", "sparse"), default="auto")
     parser.add_argument("--seed", type=int, default=0)

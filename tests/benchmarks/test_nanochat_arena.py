@@ -73,6 +73,16 @@ def test_the_weights_of_the_pattern_move_to_adamw():
     assert (adamw["kind"], adamw["params"], adamw["lr"]) == ("adamw", [a], 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("ffn", "name"), [("stock", "c_fc"), ("relu2", "c_fc"), ("gated-relu", "c_gate")]
+)
+def test_the_pattern_is_decided_by_the_gate_or_by_the_first_layer(ffn, name):
+    layers = nn.ModuleDict({key: nn.Linear(2, 2) for key in ("c_gate", "c_fc", "c_proj")})
+    layers = argparse.Namespace(**layers)
+    arm = arena.Arm(options(ffn=ffn, target=None), fp8=False)
+    assert arm.pattern_weight(layers) is getattr(layers, name).weight
+
+
 def test_long_documents_are_cut_at_words_without_loss():
     text = "word " * 1000 + "end"
     parts = list(arena.pieces(text, 64))

@@ -75,7 +75,33 @@ class Recipe(StrictModel):
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")
         self._check_gates()
         self._check_target()
+        self._check_lengths()
         return self
+
+    def _check_lengths(self) -> None:
+        """Refuses phases that the run would not complete, as in a short trial of a long recipe."""
+        steps, optimizer, sparsity = self.train.steps, self.optimizer, self.sparsity
+        decay = optimizer.decay_steps or 0 if optimizer.schedule == "wsd" else 0
+        l1 = {"l1_zero_steps": sparsity.l1_zero_steps, "l1_ramp_steps": sparsity.l1_ramp_steps}
+        phases = [
+            ("optimizer", {"warmup_steps": optimizer.warmup_steps, "decay_steps": decay}),
+            ("sparsity", l1 if sparsity.l1_coefficient else {}),
+            ("ffn", {"ramp_steps": self.ffn.ramp_steps}),
+        ]
+        for section, lengths in phases:
+            if sum(lengths.values()) > steps:
+                keys = " + ".join(f"{section}.{key} {n}" for key, n in lengths.items() if n)
+                raise ValueError(
+                    f"{keys} must not exceed train.steps {steps} (the run would end before that): "
+                    f"lower {'one of these' if '+' in keys else 'it'}, or raise train.steps"
+                )
+        tokens = steps * self.train.global_batch_tokens
+        if sparsity.reinit_rate and sparsity.dead_window_tokens > tokens:
+            raise ValueError(
+                f"sparsity.reinit_rate changes neurons that were inactive for "
+                f"sparsity.dead_window_tokens {sparsity.dead_window_tokens}, and the run has "
+                f"{tokens} tokens in all: lower the window, or raise train.steps"
+            )
 
     def _check_gates(self) -> None:
         if self.optimizer.name != "muon":

@@ -364,7 +364,8 @@ class OptimizerConfig(StrictModel):
     )
     decay_steps: PositiveInt | None = Field(
         None,
-        description="Number of last steps in which wsd decays; null is a tenth of train.steps",
+        description="Number of last steps in which wsd decays, after the warm-up; null is a tenth "
+        "of train.steps",
     )
     learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
     gate_optimizer: Literal["adamw", "muon"] | None = Field(
@@ -380,7 +381,9 @@ class OptimizerConfig(StrictModel):
     min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
     )
-    warmup_steps: NonNegativeInt = Field(600, description="Steps of linear warm-up")
+    warmup_steps: NonNegativeInt = Field(
+        600, description="Steps of linear warm-up, at most train.steps"
+    )
     weight_decay: float = Field(
         0.1, ge=0, description="Decoupled weight decay, times the learning rate; for matrices only"
     )

@@ -2,12 +2,17 @@
 
 import functools
 import warnings
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
 
 Result = TypeVar("Result")
+# Streams that no `Captured` uses now. cuBLAS keeps a workspace (32 MiB on an H100) for every stream
+# that it has ever seen, so a new stream at each call of ``generate`` would cost memory for good.
+_IDLE_STREAMS: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
 
 
 class Captured(Generic[Result]):
@@ -46,7 +51,8 @@ class Captured(Generic[Result]):
     def _warm_up(self, function: Callable[[], Result]) -> Result:
         """The first call, on the capture's stream: cuBLAS makes a workspace for each stream."""
         present = torch.cuda.current_stream(self._device)
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = _idle_stream(self._device)
+        weakref.finalize(self, _IDLE_STREAMS[self._device].append, self._stream)
         self._stream.wait_stream(present)
         with torch.cuda.stream(self._stream):
             result = function()
@@ -70,6 +76,13 @@ class Captured(Generic[Result]):
             return
         torch.cuda.current_stream(self._device).wait_stream(stream)
         self._graph = graph
+
+
+def _idle_stream(device: torch.device) -> torch.cuda.Stream:
+    try:
+        return _IDLE_STREAMS[device].pop()
+    except IndexError:
+        return torch.cuda.Stream(device)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import functools
 import gc
 import io
 import weakref
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -263,27 +264,57 @@ def test_angles_that_depend_on_the_length_are_left_to_transformers(rope, reason,
         use_fast_generation(stock_model("dynamic"))
 
 
-def test_a_capture_that_fails_goes_on_without_it(monkeypatch):
-    """What a GPU does at the second call; here its graph is one that cannot be captured."""
+@pytest.fixture
+def streams(monkeypatch):
+    """The streams that a GPU would have; its graphs are ones that cannot be captured."""
 
     class Graph:
         def capture_begin(self, **_):
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    calls = []
-    captured_call = captured.Captured(torch.device("cpu"))
-    step = functools.partial(captured_call, lambda: calls.append(1) or len(calls))
-    captured_call._may_capture = True
+    created = []
+
+    def stream(_):
+        created.append(SimpleNamespace(wait_stream=lambda _: None))
+        return created[-1]
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    stream = SimpleNamespace(wait_stream=lambda _: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    present = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: present)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: torch.no_grad())
+    monkeypatch.setattr(captured, "_IDLE_STREAMS", defaultdict(list))
     captured._say_once.cache_clear()
+    return created
+
+
+def capturing():
+    """A `Captured` that takes a CPU for a GPU."""
+    captured_call = captured.Captured(torch.device("cpu"))
+    captured_call._may_capture = True
+    return captured_call
+
+
+def test_a_capture_that_fails_goes_on_without_it(streams):
+    calls = []
+    captured_call = capturing()
+    step = functools.partial(captured_call, lambda: calls.append(1) or len(calls))
     with pytest.warns(UserWarning, match="without a CUDA graph, more slowly: operation not perm"):
         assert [step(), step(), step()] == [1, 2, 3]
     assert not captured_call.is_graph
+
+
+def test_two_captures_share_a_stream_one_after_the_other_and_not_at_once(streams):
+    """Memory of cuBLAS does not grow with every text."""
+    for _ in range(3):
+        capturing()(lambda: 1)
+    assert len(streams) == 1
+    first, second = capturing(), capturing()
+    first(lambda: 1)
+    second(lambda: 1)
+    assert len(streams) == 2
+    assert first._stream is not second._stream
 
 
 def test_memory_is_free_when_the_text_has_ended(model, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import NamedTuple
 
 import pytest
@@ -235,3 +236,19 @@ def test_streamed_tokens_are_those_that_are_returned():
     )
     assert pieces[-1] == "end"
     assert [int(piece) for piece in pieces[1:-1]] == tokens[0, 9:].tolist()
+
+
+def test_memory_does_not_grow_with_every_text():
+    """Neither by caches nor by workspaces of cuBLAS, and without Python's garbage collector."""
+    model, _ = accelerated("Llama 3")
+    allocated = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(6):
+            model.generate(**prompts(), do_sample=False, max_new_tokens=20)
+            torch.cuda.synchronize()
+            allocated.append(torch.cuda.memory_allocated())
+    finally:
+        gc.enable()
+    assert allocated[2:] == [allocated[1]] * 4

@@ -62,7 +62,7 @@ class Job(NamedTuple):
 
 
 def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[str, Path]:
-    """Machine code by stem, or PTX where the target is a virtual one (compute_90a), as files.
+    """Machine code by stem, as files; beside each one its PTX, which has the suffix ``.ptx``.
 
     They are compiled and cached as for users, in the folder ``cache``.
 
@@ -98,16 +98,26 @@ def _describe(nvrtc: str) -> None:
 
 
 def _compile_here(nvrtc: str) -> None:
-    from sparsellm.ffn.kernels.compiler.compile_cache import cached, file_name
+    from sparsellm.ffn.kernels.compiler.compile_cache import cache_folder, cached, file_name
     from sparsellm.ffn.kernels.compiler.nvrtc import NVRTC
 
-    used = NVRTC(Path(nvrtc))
+    class KeepsPTX(NVRTC):
+        def _output(self, program, kind):
+            if kind == "CUBIN":
+                self.ptx = super()._output(program, "PTX").rstrip(b"\0")
+            return super()._output(program, kind)
+
+    used = KeepsPTX(Path(nvrtc))
+
+    def compile_both(name, source, stem, options):
+        code = used.compile(source, f"{stem}.cu", options)
+        (cache_folder() / name).with_suffix(".ptx").write_bytes(used.ptx)
+        return code
+
     for stem, source, options in json.load(sys.stdin):
         print(f"compiles {stem}", flush=True)
-        cached(
-            file_name(stem, source, options, used.build),
-            functools.partial(used.compile, source, f"{stem}.cu", options),
-        )
+        name = file_name(stem, source, options, used.build)
+        cached(name, functools.partial(compile_both, name, source, stem, options))
 
 
 class Usage(NamedTuple):

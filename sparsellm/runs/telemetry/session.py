@@ -1,5 +1,6 @@
 """The session record: a description of the process that trains a run."""
 
+import functools
 import os
 import platform
 import secrets
@@ -59,12 +60,14 @@ def this_session(
     )
 
 
+@functools.cache
 def versions(*packages: str) -> dict[str, str]:
     """The versions of those packages that are installed."""
     installed = [name for name in packages if any(metadata.distributions(name=name))]
     return {name: metadata.version(name) for name in installed}
 
 
+@functools.cache
 def commit() -> str:
     """The commit of this code: SPARSELLM_COMMIT (for a copy without .git), else git's HEAD.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +36,7 @@ def _prepare_torch() -> None:
 
     from sparsellm.ffn.training_path.training_ops import operators_digest
 
+    _read_the_sample_once()
     torch.set_num_threads(1)  # it would start a thread a core in each of the processes
     # As `prepare_blocks` does, for tests that compile by themselves.
     torch.compiler.config.cache_key_tag = operators_digest()
@@ -48,6 +51,28 @@ def pytest_runtest_teardown() -> None:
         gc.collect()
         gc.freeze()
         _frozen.append(len(sys.modules))
+
+
+def _read_the_sample_once() -> None:
+    """Tiny runs train on Python's sources: each would open these hundreds of files five times."""
+    from sparsellm.data.text import identity, readers
+
+    library = sysconfig.get_path("stdlib")
+    text_of = functools.cache(lambda path: readers.decode(Path(path).read_bytes()))
+    content_of = functools.cache(Path.read_bytes)
+
+    def replace(owner: object, name: str, cached: Callable[..., object]) -> None:
+        read = getattr(owner, name)
+
+        def read_once(*arguments: object) -> object:
+            is_sample = str(arguments[-1]).startswith(library)
+            return (cached if is_sample else read)(*arguments)
+
+        setattr(owner, name, read_once)
+
+    replace(readers.TextReader, "_read", lambda _, path: text_of(path))
+    replace(identity, "_add_content", lambda digest, path: digest.update(content_of(path)))
+    replace(identity, "content_identity", functools.cache(identity.content_identity))
 
 
 class _FailuresAtOnce:

@@ -7,9 +7,11 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsellm.ffn.activations import RECTIFIED, WITH_KERNELS
@@ -31,19 +33,13 @@ from sparsellm.ffn.inference_path.formula import (
     relative_error,
 )
 from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.sparsity.activation_in_config import set_in_configs
 from sparsellm.words import listed, reasons
 
 # Two orders of the same operations differ by less, in any type.
 _TOLERANCE = 0.02
-# What configurations of transformers call the activation of FFNs.
-_ACTIVATION_KEYS = (
-    "hidden_act",
-    "hidden_activation",
-    "activation_function",
-    "dense_act_fn",  # T5, which saves it and reads the next
-    "feed_forward_proj",
-)
-_GATED = "gated-"  # before the activation in T5's key
+# Activations to be replaced, of FFNs that do not name theirs, since they call a function.
+_FUNCTIONS = (F.silu, F.gelu, partial(F.gelu, approximate="tanh"), torch.sigmoid)
 
 
 @dataclass
@@ -115,7 +111,7 @@ def replace_ffns(
         gate = projections[0] if len(projections) == 3 else None
         children = Names(gate, projections[-2], projections[-1])
     # What does not fit stays as it is, and the result says why.
-    result = Replacement()
+    result, activations = Replacement(), {}
     for name, module in list(_candidates(model, names)):
         try:
             ffn = _sparse_ffn(module, children, activation, kernels)
@@ -124,40 +120,12 @@ def replace_ffns(
         else:
             _put(model, module, ffn)
             result.replaced.append(name)
+            activations[name] = activation_of(module)
     if activation is not None:
-        in_config = _set_in_configs(model, activation, result)
+        in_config = set_in_configs(model, activation, activations, result.left_alone)
         if hasattr(model, "save_pretrained"):
             result.not_in_config = [name for name in result.replaced if name not in in_config]
     return result
-
-
-def _set_in_configs(model: nn.Module, activation: str, result: Replacement) -> set[str]:
-    """Writes the activation into the model's configurations; returns the FFNs that they cover.
-
-    A configuration has one activation for all FFNs of its module. A model of several parts, such
-    as one of images and text, has several.
-    """
-    unchanged = {name for name, ffn in find_ffns(model) if not isinstance(ffn, SparseFFN)}
-    unchanged |= result.left_alone.keys()
-    covered: set[str] = set()
-    config_ids: set[int] = set()  # a configuration is that of the outermost module that has it
-    for prefix, module in model.named_modules():
-        config: Any = getattr(module, "config", None)
-        keys = [key for key in _ACTIVATION_KEYS if isinstance(getattr(config, key, None), str)]
-        if not keys or id(config) in config_ids:
-            continue
-        config_ids.add(id(config))
-        inside = {name for name in result.replaced if _is_inside(name, prefix)}
-        if inside and not any(_is_inside(name, prefix) for name in unchanged):
-            for key in keys:
-                gated = getattr(config, key).startswith(_GATED)
-                setattr(config, key, _GATED + activation if gated else activation)
-            covered |= inside
-    return covered
-
-
-def _is_inside(name: str, prefix: str) -> bool:
-    return not prefix or name.startswith(prefix + ".")
 
 
 def _candidates(model: nn.Module, names: Iterable[str] | None) -> Iterator[tuple[str, nn.Module]]:
@@ -198,6 +166,7 @@ def _sparse_ffn(
     _check_parts(foreign, names)
     if not ffn.up.weight.is_meta:
         computed = _computed_activation(foreign, replaced=activation is not None)
+        _check_training(foreign)
     elif projections and activation is not None:
         computed = activation  # there is nothing to try it with
     else:
@@ -277,16 +246,33 @@ def _computed_activation(foreign: ForeignFFN, *, replaced: bool) -> str:
 def _computes_any(foreign: ForeignFFN, activation: Callable[[Tensor], Any] | None) -> bool:
     """Whether a module computes the formula of an FFN with its activation, whichever it is."""
     gate, up, down = foreign.ffn
-    if activation is None:
-        return False
     x = probe_tokens(foreign.ffn)
     with torch.no_grad(), evaluating(foreign.owner):
-        try:
-            y = foreign.owner(x)
-            h = activation(up(x)) if gate is None else activation(gate(x)) * up(x)
-            return relative_error(y, down(h)) < _TOLERANCE
-        except Exception:  # a foreign module may raise anything
-            return False
+        for act in _FUNCTIONS if activation is None else (activation,):
+            try:
+                y = foreign.owner(x)
+                h = act(up(x)) if gate is None else act(gate(x)) * up(x)
+                if relative_error(y, down(h)) < _TOLERANCE:
+                    return True
+            except Exception:  # a foreign module may raise anything
+                return False
+    return False
+
+
+def _check_training(foreign: ForeignFFN) -> None:
+    """Raises Unsupported if a module does more while it trains, such as dropout by a function."""
+    module, x = foreign.owner, probe_tokens(foreign.ffn)
+    devices = [x.device] if x.is_cuda else []
+    with torch.no_grad(), torch.random.fork_rng(devices), evaluating(module):
+        expected = module(x)
+        module.train()
+        y = module(x)
+        module.eval()
+        if not torch.equal(y.nan_to_num(), expected.nan_to_num()):
+            raise Unsupported(
+                "in training mode it computes something else, such as dropout, which would be "
+                "lost; set its dropout to 0"
+            )
 
 
 def _put(model: nn.Module, module: nn.Module, ffn: SparseFFN) -> None:

@@ -13,6 +13,8 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     OPTConfig,
@@ -23,6 +25,10 @@ from transformers import (
     PhiForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -110,6 +116,48 @@ def test_another_activation_of_t5_is_what_the_saved_model_computes(before, after
     assert (stock.config.feed_forward_proj, stock.config.dense_act_fn) == (after, "relu2")
     tokens = {"input_ids": IDS, "decoder_input_ids": IDS}
     torch.testing.assert_close(stock(**tokens).logits, model(**tokens).logits)
+
+
+def test_a_configuration_whose_activation_something_else_uses_stays(tmp_path):
+    """In Qwen3-Next, a convolution has the same one."""
+    few = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8}
+    layers = {"layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1]}
+    model = hugging_face(
+        Qwen3NextForCausalLM, Qwen3NextConfig, head_dim=16, linear_value_head_dim=8, **few, **layers
+    )
+    result = sparsellm.replace_ffns(model, activation="relu")
+    assert result.not_in_config == result.replaced == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    expected = model.eval()(IDS, use_cache=False).logits
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    sparsellm.replace_ffns(again, activation="relu")
+    torch.testing.assert_close(again(IDS, use_cache=False).logits, expected)
+
+
+def test_an_activation_that_is_called_as_a_function_is_replaced_too():
+    model = hugging_face(
+        Lfm2ForCausalLM, Lfm2Config, block_auto_adjust_ff_dim=False, full_attn_idxs=[0]
+    )
+    result = sparsellm.replace_ffns(model)
+    assert "; activation='relu' replaces it" in str(result)
+    result = sparsellm.replace_ffns(model, activation="relu")
+    assert len(result.replaced) == 2
+    ffn, x = model.model.layers[0].feed_forward, torch.randn(3, 32)
+    h = F.relu(x @ ffn.w1.weight.t()) * (x @ ffn.w3.weight.t())
+    torch.testing.assert_close(ffn(x), h @ ffn.w2.weight.t())
+
+
+def test_dropout_by_a_function_is_not_lost():
+    model = hugging_face(SeedOssForCausalLM, SeedOssConfig, head_dim=16)
+    state = torch.get_rng_state()
+    result = sparsellm.replace_ffns(model, activation="relu")
+    assert result.replaced == []
+    assert "such as dropout, which would be lost; set its dropout to 0" in str(result)
+    assert torch.equal(torch.get_rng_state(), state)
+    for layer in model.model.layers:
+        layer.mlp.residual_dropout = 0.0
+    assert len(sparsellm.replace_ffns(model, activation="relu").replaced) == 2
+    assert model.model.layers[0].mlp.training
 
 
 def test_the_configuration_does_not_speak_of_ffns_that_stay(tmp_path):

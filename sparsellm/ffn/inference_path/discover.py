@@ -60,7 +60,7 @@ _NAMES = (
 _FUSED = ("gate_up_proj", "up_gate_proj")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _VALUES = (bool, int, float, str, type(None))
-_ACTIVATIONS = ("act_fn", "activation_fn", "activation", "act", "activation_func")
+ACTIVATION_ATTRIBUTES = ("act_fn", "activation_fn", "activation", "act", "activation_func")
 
 
 class Projections(NamedTuple):
@@ -128,7 +128,7 @@ def fused_reason(module: nn.Module) -> str | None:
 
 def activation_of(module: nn.Module) -> Callable[[Tensor], Any] | None:
     """The activation that a module names; None if it names none."""
-    for name in _ACTIVATIONS:
+    for name in ACTIVATION_ATTRIBUTES:
         value = getattr(module, name, None)
         if isinstance(value, str):
             value = activation_function(value) if value in ACTIVATIONS else None

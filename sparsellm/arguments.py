@@ -58,7 +58,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> argparse.Action:
         default=[],
         metavar="KEY=VALUE",
         dest="overrides",
-        help="override a key of the recipe, such as train.steps=100 (`sparsellm recipe keys` "
+        help="override a key of the recipe, such as seed=1 (`sparsellm recipe keys` "
         "describes them); may be repeated",
     )
 

@@ -264,7 +264,7 @@ def load_recipe(
 
     Args:
         name_or_path: see `recipe_path`.
-        overrides: those of ``--set``, such as ``train.steps=100``.
+        overrides: those of ``--set``, such as ``optimizer.learning_rate=1e-3``.
         instead: values, by section, that replace those of the file.
 
     Raises:

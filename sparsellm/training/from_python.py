@@ -59,9 +59,7 @@ def train(
     if resume and (fresh or init_from):
         raise ValueError("fresh and init_from start at step 0, and resume does not; give one")
     if overrides is not None and not isinstance(overrides, Mapping):
-        raise ValueError(
-            f"overrides {overrides!r}: must be a dictionary such as {{'train.steps': 20}}"
-        )
+        raise ValueError(f"overrides {overrides!r}: must be a dictionary such as {{'seed': 1}}")
     resume, init_from = (None if path is None else Path(path) for path in (resume, init_from))
     recipe = _resolved(recipe, overrides or {}, init_from, fresh=fresh)
     from sparsellm.training.resume.start_checks import check_run

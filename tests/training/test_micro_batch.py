@@ -20,7 +20,7 @@ from sparsellm.training.rehearsal import double_if_it_fits
 from sparsellm.training.run import build_run, close_run
 
 WORKER = Path(__file__).with_name("small_memory.py")
-CALM_STEPS = 6  # not the 20 of a real run
+CALM_STEPS = 3  # not the 20 of a real run
 
 
 @pytest.fixture(autouse=True)
@@ -81,10 +81,10 @@ def memory(tiny, monkeypatch):
 @pytest.fixture
 def train(tiny_overrides, cli_here):
     common = [*tiny_overrides, "ffn.kernels=sparse", "runtime.compile=false"]
-    common += ["validation.every_steps=20", "optimizer.min_lr_ratio=1", "checkpoint.every_steps=18"]
+    common += ["validation.every_steps=12", "optimizer.min_lr_ratio=1", "checkpoint.every_steps=10"]
 
     def run(name, *further):
-        settings = [*common, f"name={name}", "train.steps=20", *further]
+        settings = [*common, f"name={name}", "train.steps=12", *further]
         result = cli_here("train", "--recipe", "debug", *set_arguments(settings))
         assert result.returncode == 0, result.stderr
         records = read_metrics(load_recipe("debug", settings).run_path, "train")
@@ -114,9 +114,9 @@ def test_it_grows_and_neither_losses_nor_a_resume_notice(memory, train):
     _, fixed = train("fixed", "train.micro_batch_size=1")
     assert _sizes(fixed) == [(1, 1)]
     _assert_same_losses(grown, fixed)
-    train("halves", "train.micro_batch_size=auto", f"train.steps={first + 4}")
+    train("halves", "train.micro_batch_size=auto", f"train.steps={first + 1}")
     output, halves = train("halves", "train.micro_batch_size=auto")
-    assert f"step {first + 5} goes on with 2 sequences × 4 micro-batches" in output
+    assert f"step {first + 2} goes on with 2 sequences × 4 micro-batches" in output
     assert _sizes(halves) == _sizes(grown)
     assert [r["loss"] for r in halves] == [r["loss"] for r in grown]  # to the bit
 
@@ -157,7 +157,7 @@ def test_a_step_that_runs_out_of_memory_is_done_again(memory, train, monkeypatch
 
     def too_large(sequences):
         calls.append(sequences)
-        return sequences == 2 and calls.count(2) == 18  # in the middle of a step
+        return sequences == 2 and calls.count(2) == 10  # in the middle of a step
 
     _limit(monkeypatch, too_large)
     output, again = train("again", "train.micro_batch_size=auto")

@@ -7,7 +7,8 @@ import sys
 import zipfile
 
 import pytest
-from conftest import ROOT, process_env, set_arguments
+from conftest import ROOT, set_arguments
+from warm import run
 
 from sparsellm.paths import BUNDLED_FOLDERS, bundled
 
@@ -22,23 +23,12 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_wheel_trains_away_from_the_checkout(wheel, tmp_path, tiny_overrides):
-    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    zipfile.ZipFile(wheel).extractall(site)  # what pip does with a wheel of Python files
-
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=elsewhere,
-            env=process_env(PYTHONPATH=str(site)),
-        )
-
-    where = run("-c", "import sparsellm.paths as p; print(p.bundled('recipes'))")
-    assert where.stdout.strip() == str(site / "sparsellm" / "_bundled" / "recipes")
+def test_wheel_trains_away_from_the_checkout(wheel, tmp_path, tiny_overrides, monkeypatch):
+    zipfile.ZipFile(wheel).extractall(tmp_path)  # what pip does with a wheel of Python files
+    monkeypatch.chdir(tmp_path)
+    code = "import sparsellm.paths as p; print(p.bundled('recipes'))"
+    where = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert where.stdout.strip() == str(tmp_path / "sparsellm" / "_bundled" / "recipes")
     trained = run("-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(tiny_overrides))
     assert trained.returncode == 0, trained.stderr
     assert "done: 4 steps" in trained.stdout

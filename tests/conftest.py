@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import importlib
 import os
 import shutil
 import subprocess
@@ -99,6 +101,23 @@ def pytest_configure(config: pytest.Config) -> None:
         _prepare_torch()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_FailuresAtOnce(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Has each process of `pytest -n` import another part of all tests first.
+
+    What one has compiled, with assertions rewritten, the others then read from its file.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    tests = Path(__file__).parent
+    if worker is None or [Path(argument).resolve() for argument in session.config.args] != [tests]:
+        return
+    files = sorted(tests.rglob("test_*.py"))
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in files[number * len(files) // count :][: len(files) // count]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # collecting it raises it again
+            importlib.import_module(".".join(path.relative_to(tests).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -187,9 +187,16 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
     """The content of a ``tokenizer.json``.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: it is damaged, or has BPE dropout. The library applies dropout to every text, so
+            ids would differ from pass to pass, after resuming, and in each evaluation.
     """
-    return read_model(path, _TokenizerFile, _REMEDY)
+    content = read_model(path, _TokenizerFile, _REMEDY)
+    if dropout := content["model"].get("dropout"):
+        raise ValueError(
+            f"{path}: model.dropout is {dropout}, so the ids of a text are random, in training and "
+            'in evaluation; set "dropout": null under "model"'
+        )
+    return content
 
 
 class _AddedToken(BaseModel):

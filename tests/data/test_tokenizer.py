@@ -331,6 +331,20 @@ def test_its_vocabulary_is_counted_by_the_largest_id(byte_level, tiny):
     assert tiny(f"data.tokenizer={name}", "model.vocab_multiple=100").padded_vocab_size == 600
 
 
+def test_a_tokenizer_with_random_ids_is_refused(byte_level):
+    file, text = byte_level / "tokenizer.json", "the cat sat on the mat"
+    content = json.loads(file.read_text())
+    content["model"]["dropout"] = 0.5
+    file.write_text(json.dumps(content))
+    library = tokenizers.Tokenizer.from_file(str(file))
+    library.no_truncation()
+    assert len({tuple(library.encode(text).ids) for _ in range(50)}) > 1
+    message = r'tokenizer\.json: model\.dropout is 0\.5.*"dropout": null'
+    for use in (load_tokenizer, vocab_size):
+        with pytest.raises(ValueError, match=message):
+            use(f"hf:{byte_level}")
+
+
 def test_missing_and_damaged_tokenizers_are_named(byte_level, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"hf:/nowhere: there is no folder /nowhere"):
         load_tokenizer("hf:/nowhere")

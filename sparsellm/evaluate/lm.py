@@ -4,6 +4,7 @@ Splitting, truncation, batching and scoring are lm-eval's (`HFLM`), so scores ar
 ``--model hf``. Imported only where lm-eval is installed (`suite.require_lm_eval`).
 """
 
+import math
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,18 +93,33 @@ class SparseLM(HFLM):
         self.num_answers_cut = 0  # of these, with an answer that alone is longer
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-        """(log-likelihood, is the greedy choice) of each request."""
+        """(log-likelihood, is the greedy choice) of each request.
+
+        Raises:
+            ValueError: a log-likelihood is NaN.
+        """
         silent = disable_tqdm or not self._show_progress or self.rank > 0
         if self._agreement is None:
-            return super().loglikelihood(requests, silent)
+            return self._loglikelihood(requests, silent)
         error, likelihoods = None, []
         try:
-            likelihoods = super().loglikelihood(requests, silent)
+            likelihoods = self._loglikelihood(requests, silent)
         except InterruptedHere:
             pass
         except Exception as met:
             error = met.with_traceback(None)
         self._agreement.agree(error)
+        return likelihoods
+
+    def _loglikelihood(self, requests: list[Any], silent: bool) -> list[Any]:
+        likelihoods = super().loglikelihood(requests, silent)
+        for request, (likelihood, _) in zip(requests, likelihoods, strict=True):
+            # lm-eval takes the first answer where all are NaN, so some tasks would score 100%.
+            if math.isnan(likelihood):
+                raise ValueError(
+                    f"the model's log-likelihood of the answer {request.args[1]!r} is NaN: its "
+                    "numbers overflow or its weights are broken; try --dtype fp32"
+                )
         return likelihoods
 
     def _model_call(self, *args: Any, **kwargs: Any) -> Any:

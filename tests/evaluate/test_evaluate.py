@@ -261,6 +261,17 @@ def test_an_answer_longer_than_the_context_is_scored_by_its_end(tiny):
     assert (lm.num_requests, lm.num_cut, lm.num_answers_cut) == (3, 2, 1)
 
 
+def test_a_model_that_computes_nan_has_no_score(tiny):
+    tokenizer = _tokenizer("bytes")
+    model = build_model(tiny(), tokenizer.eos_token_id).eval()
+    lm = SparseLM(model, tokenizer, batch_size=2, softmax_dtype=None)
+    requests = [Instance("loglikelihood", {}, ("1+1=", f" {i}"), i) for i in (2, 3)]
+    assert all(likelihood < 0 for likelihood, _ in lm.loglikelihood(requests))
+    torch.nn.init.constant_(model.model.norm.weight, torch.nan)
+    with pytest.raises(ValueError, match=r"of the answer ' 2' is NaN: .*--dtype fp32"):
+        lm.loglikelihood(requests)
+
+
 @pytest.mark.parametrize("name", STOCK)
 def test_without_a_data_directory_it_is_the_stock_task(name, tmp_path):
     path = _write(tmp_path, name, None)

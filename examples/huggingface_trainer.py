@@ -24,8 +24,8 @@ class Sparsity(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
         self.controller = sparsellm.SparsityController(model, optimizer, **self.settings)
-        if args.resume_from_checkpoint:
-            saved = torch.load(Path(args.resume_from_checkpoint) / "sparsity.pt", weights_only=True)
+        if state.global_step:  # the Trainer resumes
+            saved = torch.load(self.file(args, state), weights_only=True)
             self.controller.load_state_dict(saved)
 
     def on_optimizer_step(self, args, state, control, **kwargs):
@@ -34,8 +34,12 @@ class Sparsity(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         saved = self.controller.state_dict()  # the same on all ranks
         if state.is_world_process_zero:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            torch.save(saved, folder / "sparsity.pt")
+            torch.save(saved, self.file(args, state))
+
+    @staticmethod
+    def file(args, state):
+        """Beside what the Trainer saves after this step."""
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "sparsity.pt"
 
 
 class SparseTrainer(Trainer):

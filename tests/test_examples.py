@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import shutil
 
 import pytest
 import torch
 from conftest import ROOT
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from warm import ranks
+
+import sparsellm
 
 EXAMPLES = ROOT / "examples"
 
@@ -42,6 +47,32 @@ def test_an_example_trains_towards_its_target(example, num_ranks, num_neurons, t
         assert logged[-1] < logged[0]
     if example == "accelerate_loop":
         assert list(out.glob("custom_checkpoint_0.*"))
+
+
+def test_a_resumed_trainer_goes_on_with_the_controllers_state(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("huggingface_trainer")
+
+    def train(**resume):
+        torch.manual_seed(0)
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+        config = LlamaConfig(vocab_size=256, num_attention_heads=2, hidden_act="relu", **shape)
+        model = LlamaForCausalLM(config)
+        sparsellm.replace_ffns(model)
+        example.sparsity = example.Sparsity(target_nnz=4, l1_coefficient=1e-3)
+        arguments = TrainingArguments(
+            tmp_path, max_steps=4, save_steps=2, report_to="none", per_device_train_batch_size=4
+        )
+        data = example.blocks(ROOT / "LICENSE", length=16)
+        example.SparseTrainer(
+            model, arguments, train_dataset=data, callbacks=[example.sparsity]
+        ).train(**resume)
+        return example.sparsity.controller.state_dict()
+
+    expected = train()
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    assert str(train(resume_from_checkpoint=True)) == str(expected)
+    assert expected["num_steps"] == 4
 
 
 def test_the_examples_are_listed_in_the_documentation():

@@ -3,8 +3,9 @@
 #   it has on one rank?
 # Guess: yes, and the same value.
 # Seen (torch 2.13.0, gloo, two CPU processes): the gradient is twice as large. Its backward pass divides by the number
-#   of elements of the rank's own shard, not of the whole tensor. huber_loss, smooth_l1_loss and soft_margin_loss do the
-#   same. If shards differ in size, the value is wrong too. (x - y).square().mean() and l1_loss are right.
+#   of elements of the rank's own shard, not of the whole tensor. huber_loss, smooth_l1_loss, soft_margin_loss and
+#   binary_cross_entropy do the same. If shards differ in size, the value is wrong too. (x - y).square().mean() and
+#   l1_loss are right.
 # Hurts: distillation of hidden states, value heads and autoencoders under tensor or sequence parallelism. The weight of
 #   this loss against the others grows with the number of ranks, without a message.
 # Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…

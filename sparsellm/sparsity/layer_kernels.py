@@ -7,15 +7,15 @@ from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparsellm.ffn.dispatch import Costs, Measured
+from sparsellm.ffn.training_path.adapters import beyond_weight
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.sparsity.counts import StepNumbers
 from sparsellm.sparsity.kernel_choice import mean_costs, reason_against_kernels
 from sparsellm.sparsity.over_ranks import Group, any_rank
 
-_OF_THE_WEIGHT = ("weight", "parametrizations.weight.")
 _NEVER = 2**62  # columns: a capacity that nothing overflows
 
 
@@ -151,16 +151,12 @@ def _more_than_weights(ffns: dict[str, SparseFFN]) -> str | None:
     """
     for ffn_name, ffn in ffns.items():
         for name in ffn.names:
-            layer = getattr(ffn, name)
-            unused_names = [
-                p for p, _ in layer.named_parameters() if not p.startswith(_OF_THE_WEIGHT)
-            ]
-            if isinstance(layer, nn.Linear) and not unused_names:
+            layer = beyond_weight(getattr(ffn, name))
+            if layer is None:
                 continue
-            extra = f" with {unused_names[0]}" if unused_names else ""
             reason = (
-                f"{ffn_name}.{name} is a {type(layer).__name__}{extra}, of which the sparse "
-                "kernels would use the weight alone"
+                f"{ffn_name}.{name} is {layer}, of which the sparse kernels would use the weight "
+                "alone"
             )
             if ffn.kernels == "sparse":
                 raise ValueError(

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -485,6 +486,20 @@ def test_adapters_run_dense_since_the_kernels_would_leave_them_out(adapter):
     model.ffns[1].use_kernels("sparse")
     with pytest.raises(ValueError, match=reason + ": build its FFN with kernels='auto'"):
         controlled(model)
+
+
+@pytest.mark.parametrize("adapter", [Around, Within])
+def test_an_adapter_that_comes_later_is_not_left_out(adapter):
+    model = Model("sparse")
+    controlled(model)
+    model.ffns[1].up_proj = adapter(model.ffns[1].up_proj)
+    [x] = batches()
+    with pytest.raises(ValueError, match=rf"up_proj is a {adapter.__name__}.* use_kernels.'dense'"):
+        model(x)
+    model.ffns[1].use_kernels("dense")
+    ffn = model.ffns[1]
+    expected = ffn.down_proj(F.relu(ffn.gate_proj(x)) * ffn.up_proj(x))
+    torch.testing.assert_close(ffn(x), expected)
 
 
 def test_layers_that_switch_together_try_the_sparse_path_once_at_the_start():

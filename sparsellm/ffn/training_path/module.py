@@ -24,6 +24,7 @@ from sparsellm.ffn.step_shared import (
     transposed,
 )
 from sparsellm.ffn.token_order import TrainingOrder
+from sparsellm.ffn.training_path.adapters import beyond_weight
 from sparsellm.ffn.training_path.capacity import Capacity
 from sparsellm.ffn.training_path.recorded import Recorded, recomputing, recording
 from sparsellm.ffn.training_path.training_ops import sparse_ffn_training
@@ -315,7 +316,8 @@ class SparseFFN(nn.Module):
         """(…, K) → (…, K) and the statistics over all tokens of ``x``, in order.
 
         Raises:
-            ValueError: x holds whole numbers.
+            ValueError: x holds whole numbers; on the sparse path, a linear layer computes more than
+                a product with its weight, such as an adapter.
         """
         if not x.is_floating_point():  # weights are cast to its type
             raise ValueError(
@@ -326,7 +328,10 @@ class SparseFFN(nn.Module):
         order = None
         if self.training_order is not None:
             order = self.training_order.of(num_tokens, x.device)
-        return self.compute(x, self.capacity_for(num_tokens), order)
+        capacity = self.capacity_for(num_tokens)
+        if capacity is not None:
+            self._check_layers()
+        return self.compute(x, capacity, order)
 
     @property
     def wants_order(self) -> bool:
@@ -373,6 +378,16 @@ class SparseFFN(nn.Module):
                 x_MK, w, capacity, order, shared, *layout, fp8=self.fp8
             )
         return y_MK.reshape(x.shape), stats
+
+    def _check_layers(self) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for name in self.names:
+            if layer := beyond_weight(getattr(self, name)):
+                raise ValueError(
+                    f"this SparseFFN's {name} is {layer}, of which the sparse kernels would use "
+                    "the weight alone: call use_kernels('dense') on it"
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: without the last pass, since torch does not copy graphs."""

@@ -37,8 +37,9 @@ def set_in_configs(
         replaced: the activation that each FFN had, if it named one, by the names of the FFNs.
         left_alone: names of FFNs that were not replaced.
     """
-    unchanged = {name for name, ffn in find_ffns(model) if not isinstance(ffn, SparseFFN)}
-    unchanged.update(left_alone)
+    ffns = {n: module for n, module in model.named_modules() if isinstance(module, SparseFFN)}
+    unchanged = {*dict(find_ffns(model)), *left_alone, *ffns}
+    unchanged -= {name for name, ffn in ffns.items() if ffn.activation == activation}
     activations = [each for each in replaced.values() if each is not None]
     covered: set[str] = set()
     config_ids: set[int] = set()  # a configuration is that of the outermost module that has it

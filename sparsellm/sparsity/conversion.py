@@ -130,9 +130,7 @@ def replace_ffns(
 
 def _candidates(model: nn.Module, names: Iterable[str] | None) -> Iterator[tuple[str, nn.Module]]:
     if names is None:
-        for name, module in find_ffns(model):
-            if not isinstance(module, SparseFFN):
-                yield name, module
+        yield from find_ffns(model)
         return
     modules = dict(model.named_modules())
     for pattern in [names] if isinstance(names, str) else names:

@@ -48,8 +48,8 @@ def take_recorded(ffns: dict[str, SparseFFN]) -> list[Recorded]:
         )
     if missing:
         raise RuntimeError(
-            f"the FFNs {listed(missing)} took no part in the last forward pass; give the "
-            "controller a part of the model in which all do"
+            f"the FFNs {listed(missing)} took no part in the last forward pass, or were in "
+            "evaluation mode; give the controller a part of the model in which all take part"
         )
     passes = [record for record in recorded if record is not None]
     tokens = {name: r.stats.nnz_M.numel() for name, r in zip(ffns, passes, strict=True)}

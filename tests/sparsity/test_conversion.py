@@ -160,6 +160,19 @@ def test_dropout_by_a_function_is_not_lost():
     assert model.model.layers[0].mlp.training
 
 
+def test_ffns_replaced_before_are_listed_and_count_in_the_configuration():
+    model = hugging_face(LlamaForCausalLM, LlamaConfig)
+    sparsellm.replace_ffns(model, "model.layers.0.mlp", activation="relu")
+    result = sparsellm.replace_ffns(model, activation="relu2")
+    assert result.left_alone == {"model.layers.0.mlp": "it is a SparseFFN already"}
+    assert result.not_in_config == result.replaced == ["model.layers.1.mlp"]
+    assert model.config.hidden_act == "silu"
+    model = hugging_face(LlamaForCausalLM, LlamaConfig)
+    sparsellm.replace_ffns(model, "model.layers.0.mlp", activation="relu")
+    assert sparsellm.replace_ffns(model, activation="relu").not_in_config == []
+    assert model.config.hidden_act == "relu"
+
+
 def test_the_configuration_does_not_speak_of_ffns_that_stay(tmp_path):
     model = hugging_face(LlamaForCausalLM, LlamaConfig)
     result = sparsellm.replace_ffns(model, "model.layers.0.mlp", activation="relu")
@@ -265,7 +278,7 @@ def test_what_computes_something_else_is_left_alone():
             "its weights are torch.float64",
         ),
         (
-            lambda: nn.Sequential(SparseFFN(16, 32, gated=True), _with_dropout()),
+            lambda: nn.Sequential(_with_dropout()),
             "its dropout of 0.1 (dropout) would be lost",
         ),
     ],

@@ -7,8 +7,7 @@ import sys
 import zipfile
 
 import pytest
-from conftest import ROOT, set_arguments
-from warm import run
+from conftest import ROOT, process_env, set_arguments
 
 from sparsellm.paths import BUNDLED_FOLDERS, bundled
 
@@ -23,11 +22,20 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_wheel_trains_away_from_the_checkout(wheel, tmp_path, tiny_overrides, monkeypatch):
+def test_wheel_trains_away_from_the_checkout(wheel, tmp_path, tiny_overrides):
     zipfile.ZipFile(wheel).extractall(tmp_path)  # what pip does with a wheel of Python files
-    monkeypatch.chdir(tmp_path)
-    code = "import sparsellm.paths as p; print(p.bundled('recipes'))"
-    where = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env=process_env(PYTHONPATH=""),
+        )
+
+    where = run("-c", "import sparsellm.paths as p; print(p.bundled('recipes'))")
     assert where.stdout.strip() == str(tmp_path / "sparsellm" / "_bundled" / "recipes")
     trained = run("-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(tiny_overrides))
     assert trained.returncode == 0, trained.stderr

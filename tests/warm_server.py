@@ -19,14 +19,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Nothing of sparsellm: its modules may look about when they are imported.
 IMPORTED = (
-    "accelerate",
-    "numpy",
     "pandas",
     "pyarrow.parquet",
-    "pydantic",
-    "safetensors.torch",
+    "sparsellm.cli.command",
+    "sparsellm.training.loop",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
@@ -85,6 +82,7 @@ def become(words: list[str], env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None  # what the environment says
+    sys.modules["sparsellm.processes.ranks"]._PARENT = os.getppid()  # looked up at its import
     if "HF_ENDPOINT" in env:  # read when the hub's client was imported
         importlib.reload(sys.modules["huggingface_hub.constants"])
     if words[0] == "-m":

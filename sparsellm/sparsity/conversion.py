@@ -220,9 +220,11 @@ def _check_parts(foreign: ForeignFFN, names: Names) -> None:
     (n, k), down = ffn.up.weight.shape, tuple(ffn.down.weight.shape)
     if down != (k, n):
         raise Unsupported(f"its shapes are not those of an FFN: up {(n, k)}, down {down}")
-    weight = ffn.up.weight
-    if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise Unsupported(f"its weights are {weight.dtype}, not fp32, bf16 or fp16")
+    dtypes = sorted({str(layer.weight.dtype) for layer in ffn.present})
+    if len(dtypes) > 1:  # of T5 in fp16, transformers keeps `wo` in fp32
+        raise Unsupported(f"its weights are {' and '.join(dtypes)}; convert them to one type")
+    if ffn.up.weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise Unsupported(f"its weights are {dtypes[0]}, not fp32, bf16 or fp16")
 
 
 def _computed_activation(foreign: ForeignFFN, *, replaced: bool) -> str:

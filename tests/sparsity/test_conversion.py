@@ -103,10 +103,23 @@ def test_another_activation_is_what_the_saved_model_computes(kind, config, key, 
     torch.testing.assert_close(stock.eval()(IDS).logits, model(IDS).logits)
 
 
+T5_SHAPE = {"vocab_size": 64, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4}
+
+
+def test_weights_of_two_types_are_left_alone(tmp_path):
+    """Of T5 in fp16, transformers keeps the down projection in fp32."""
+    config = T5Config(**T5_SHAPE, num_layers=1, dropout_rate=0.0)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    model = T5ForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float16)
+    for activation in (None, "relu2"):
+        result = sparsellm.replace_ffns(model, activation=activation)
+        reason = "its weights are torch.float16 and torch.float32; convert them to one type"
+        assert set(result.left_alone.values()) == {reason}
+
+
 @pytest.mark.parametrize(("before", "after"), [("gated-gelu", "gated-relu2"), ("relu", "relu2")])
 def test_another_activation_of_t5_is_what_the_saved_model_computes(before, after, tmp_path):
-    shape = {"vocab_size": 64, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4}
-    config = T5Config(**shape, num_layers=2, dropout_rate=0.0, feed_forward_proj=before)
+    config = T5Config(**T5_SHAPE, num_layers=2, dropout_rate=0.0, feed_forward_proj=before)
     torch.manual_seed(0)
     model = T5ForConditionalGeneration(config).eval()
     result = sparsellm.replace_ffns(model, activation="relu2")

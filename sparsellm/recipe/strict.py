@@ -1,6 +1,8 @@
 """Strict YAML and JSON: a misspelt or mistyped key is refused, with file, key and nearest key."""
 
+import copy
 import difflib
+import functools
 import json
 import re
 from collections.abc import Collection, Hashable, Sequence
@@ -106,7 +108,7 @@ def parse_yaml(text: str, source: str) -> Any:
             message names source and line.
     """
     try:
-        return yaml.load(text, _StrictLoader)
+        return copy.deepcopy(_parsed(text))
     except RecursionError:
         raise ValueError(f"{source}: nested too deeply to be a configuration") from None
     except yaml.MarkedYAMLError as error:
@@ -116,6 +118,12 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ValueError(f"{source}: not valid YAML: {where}{problem}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{source}: not valid YAML: {error}") from error
+
+
+@functools.lru_cache
+def _parsed(text: str) -> Any:
+    """The runs of a sweep, for one, all read the same recipe."""
+    return yaml.load(text, _StrictLoader)
 
 
 def line_of(path: Path, key: Sequence[int | str]) -> int | None:

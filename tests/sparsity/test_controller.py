@@ -496,6 +496,8 @@ def test_an_adapter_that_comes_later_is_not_left_out(adapter):
     [x] = batches()
     with pytest.raises(ValueError, match=rf"up_proj is a {adapter.__name__}.* use_kernels.'dense'"):
         model(x)
+    with pytest.raises(ValueError, match=r"use_kernels.'dense'"):
+        torch.compile(model.ffns[1], backend="eager")(x)
     model.ffns[1].use_kernels("dense")
     ffn = model.ffns[1]
     expected = ffn.down_proj(F.relu(ffn.gate_proj(x)) * ffn.up_proj(x))

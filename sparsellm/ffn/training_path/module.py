@@ -380,8 +380,6 @@ class SparseFFN(nn.Module):
         return y_MK.reshape(x.shape), stats
 
     def _check_layers(self) -> None:
-        if torch.compiler.is_compiling():
-            return
         for name in self.names:
             if layer := beyond_weight(getattr(self, name)):
                 raise ValueError(

@@ -35,11 +35,11 @@ TARGETS = {
 }
 BF16, FP16 = torch.bfloat16, torch.float16
 # What `make test` compiles: every kernel with the oldest compiler for the oldest target, and with
-# the newest for Hopper and for the target with the least shared memory; those of `REPRESENTATIVE`
-# with the compilers between, and for the other targets.
+# the newest for Hopper and for both generations of Blackwell; those of `REPRESENTATIVE` with the
+# compilers between, and for the other targets.
 QUICK = [
     (OLDEST, "sm_80", BF16),
-    *((NEWEST, target, BF16) for target in ("sm_90a", "sm_120")),
+    *((NEWEST, target, BF16) for target in ("sm_90a", "sm_100", "sm_120")),
     (NEWEST, "sm_90a", FP16),
 ]
 # What `make test-long` compiles: every kernel, for every target that a compiler knows.

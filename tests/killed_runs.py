@@ -52,8 +52,7 @@ class Trial:
             "validation.every_steps=0",
             "checkpoint.keep=1",  # 2B takes 22 GiB each, and as much while the next one is written
             "ffn.kernels=sparse",
-            "optimizer.learning_rate=5e-6",
-            f"optimizer.warmup_steps={options.steps}",
+            f"optimizer.warmup_steps={100 * options.steps}",
             *options.overrides,
             "logging.every_steps=1",
             f"train.steps={options.steps}",

@@ -78,10 +78,10 @@ def test_alone_a_command_lists_its_own(command, listed, capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        ["debug", "--set", "train.steps=70"],
-        ["--set", "train.steps=70", "debug"],
-        ["--recipe", "debug", "--set", "train.steps=70"],
-        ["--set", "train.steps=70", "--gpus", "1", "debug"],
+        ["debug", "--set", "train.steps=7"],
+        ["--set", "train.steps=7", "debug"],
+        ["--recipe", "debug", "--set", "train.steps=7"],
+        ["--set", "train.steps=7", "--gpus", "1", "debug"],
     ],
 )
 def test_a_recipe_is_given_with_and_without_its_flag(cli_here, words):
@@ -90,7 +90,7 @@ def test_a_recipe_is_given_with_and_without_its_flag(cli_here, words):
     warns = not Machine.present().gpus and "--gpus" not in words
     assert ("this machine has no GPU; the above is for" in shown.stdout) == warns
     assert "name: debug" in shown.stdout
-    assert "steps: 70\n" in shown.stdout
+    assert "steps: 7\n" in shown.stdout
 
 
 def test_a_name_that_is_nearly_right(cli_here):

@@ -225,7 +225,7 @@ def test_lines_of_keys(tmp_path):
     recipe.write_text("base: debug\ntrain:\n  steps: 10\n  stepz: 3\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"mine\.yaml, line 4: unknown key 'train\.stepz'"):
         load_recipe(str(recipe))
-    recipe.write_text("base: debug\ntrain:\n  steps: 20\n", encoding="utf-8")
+    recipe.write_text("base: debug\ntrain:\n  steps: 10\n", encoding="utf-8")
     with pytest.raises(
         ValueError, match=r"mine\.yaml with --set train\.steps=x: key 'train.steps'"
     ):

@@ -126,8 +126,7 @@ def recipe_of(options: argparse.Namespace, setting: Setting) -> Recipe:
 
 def _overrides(options: argparse.Namespace, setting: Setting) -> list[str]:
     """Overrides of a run: the defaults, the user's, and those of ``--side``; later ones win."""
-    begins = HOLD if options.init_from else [f"optimizer.warmup_steps={options.steps}"]
-    overrides = [*QUIET, *begins, *options.overrides]
+    overrides = [*QUIET, *(HOLD if options.init_from else []), *options.overrides]
     overrides += setting.side.split(",")
     if options.tokens_per_gpu:
         overrides.append(f"train.global_batch_tokens={options.tokens_per_gpu * setting.gpus}")

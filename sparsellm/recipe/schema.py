@@ -81,12 +81,13 @@ class Recipe(StrictModel):
         return self
 
     def _check_lengths(self) -> None:
-        """Refuses phases that the run would not complete, as in a short trial of a long recipe."""
-        steps, optimizer, sparsity = self.train.steps, self.optimizer, self.sparsity
-        decay = optimizer.decay_steps or 0 if optimizer.schedule == "wsd" else 0
+        """Refuses phases that the run would not complete.
+
+        A warm-up may be longer, as in a short trial of a long recipe; training then says so.
+        """
+        steps, sparsity = self.train.steps, self.sparsity
         l1 = {"l1_zero_steps": sparsity.l1_zero_steps, "l1_ramp_steps": sparsity.l1_ramp_steps}
         phases = [
-            ("optimizer", {"warmup_steps": optimizer.warmup_steps, "decay_steps": decay}),
             ("sparsity", l1 if sparsity.l1_coefficient else {}),
             ("ffn", {"ramp_steps": self.ffn.ramp_steps}),
         ]

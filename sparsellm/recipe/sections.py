@@ -381,9 +381,7 @@ class OptimizerConfig(StrictModel):
     min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
     )
-    warmup_steps: NonNegativeInt = Field(
-        600, description="Steps of linear warm-up, at most train.steps"
-    )
+    warmup_steps: NonNegativeInt = Field(600, description="Steps of linear warm-up")
     weight_decay: float = Field(
         0.1, ge=0, description="Decoupled weight decay, times the learning rate; for matrices only"
     )

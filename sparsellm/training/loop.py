@@ -32,7 +32,12 @@ from sparsellm.training import rehearsal
 from sparsellm.training.measure import Measurements
 from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.nonfinite import check_finite
-from sparsellm.training.optimization.schedule import measurements_due, next_may_launch, saves_after
+from sparsellm.training.optimization.schedule import (
+    measurements_due,
+    next_may_launch,
+    peak_warning,
+    saves_after,
+)
 from sparsellm.training.resume.run_state import begin_save, first_state
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.step import StepTotals, train_step
@@ -67,6 +72,8 @@ def train(
     accelerator, activity = build_accelerator(recipe), RankActivity()
     if warning := unused_gpus(Machine.present(), accelerator.device.type, torch.__version__):
         accelerator.print(warning)
+    if warning := peak_warning(recipe):
+        accelerator.print(f"warning: {warning}")
     peers = Peers(accelerator, stop, activity, recipe.runtime.timeout_minutes)
     with peers, locked(recipe.run_path, accelerator) as lock:
         # Ranks agree on versions and on the checkpoint before anything is read.

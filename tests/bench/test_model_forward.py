@@ -20,17 +20,13 @@ from .conftest import CPU, options
 @pytest.fixture
 def shallow(tiny):
     """A checkpoint, and its recipe."""
-    return trained(
-        tiny(
-            "model.num_hidden_layers=2", "train.steps=1", "optimizer.warmup_steps=1", "name=shallow"
-        )
-    )
+    return trained(tiny("model.num_hidden_layers=2", "train.steps=1", "name=shallow"))
 
 
 @pytest.fixture
 def deep(tiny):
     """A checkpoint of more blocks than torch compiles by default for one function."""
-    return trained(tiny("model.num_hidden_layers=10", "train.steps=1", "optimizer.warmup_steps=1"))
+    return trained(tiny("model.num_hidden_layers=10", "train.steps=1"))
 
 
 def measure(path, *words):

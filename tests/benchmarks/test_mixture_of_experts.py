@@ -51,13 +51,7 @@ def test_fp8_is_for_attention_and_head_as_is_said(tiny, tiny_overrides, capsys):
     assert losses[0] != losses[1]
     layer = objective.model.model.layers[0]
     assert all(linear.fp8 for linear in layer.self_attn.children())
-    changes = [
-        *tiny_overrides,
-        *CHANGES,
-        "runtime.precision=fp8",
-        "train.steps=1",
-        "optimizer.warmup_steps=1",
-    ]
+    changes = [*tiny_overrides, *CHANGES, "runtime.precision=fp8", "train.steps=1"]
     mixture_of_experts.main(["--recipe", "debug", "--experts", "8", *set_arguments(changes)])
     assert "experts in bf16, since torch" in capsys.readouterr().out
     assert all(p.grad is not None and p.grad.any() for p in objective.parameters())

@@ -65,12 +65,7 @@ def test_pushed_and_trained_on_by_name(hub, command, cli_here, tiny_overrides, t
 
 
 def test_a_refused_push_keeps_the_folder(command, cli_here, tiny_overrides, tmp_path, monkeypatch):
-    overrides = [
-        *tiny_overrides,
-        "validation.every_steps=0",
-        "train.steps=1",
-        "optimizer.warmup_steps=1",
-    ]
+    overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=1"]
     assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
     exported = ["export", str(tmp_path / "runs" / "debug")]
     refused = command(*exported, "out", "--push", "me/tiny", token="hf_" + "y" * 34)

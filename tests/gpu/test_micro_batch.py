@@ -93,7 +93,7 @@ def test_the_memory_that_sparse_layers_leave_is_used(train):
 def test_a_size_that_the_gpu_has_no_room_for_is_halved(train):
     """A real error of CUDA: the estimate allows all sequences of a step on the whole GPU."""
     whole = micro_batch.device_memory(torch.device("cuda", 0))
-    settings = ["ffn.kernels=dense", "train.steps=4", "runtime.compile=false", "name=halved"]
+    settings = ["ffn.kernels=dense", "train.steps=2", "runtime.compile=false", "name=halved"]
     records = train(whole, 3 * 2**30, *settings, "train.micro_batch_size=auto")
     sizes = {record["micro_batch_size"] for record in records}
     assert len(sizes) == 1

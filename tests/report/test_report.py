@@ -449,8 +449,7 @@ def page(tmp_path_factory, browser):
     resumed = ["train", "--recipe", "debug", *set_arguments([*places, "name=resumed"])]
     assert main([*resumed, "--set", "train.steps=2"]) == 0
     assert main(resumed) == 0
-    short = [*places, "name=single", "train.steps=1", "optimizer.warmup_steps=1"]
-    short += ["sparsity.l1_coefficient=0"]
+    short = [*places, "name=single", "train.steps=1", "sparsity.l1_coefficient=0"]
     assert main(["train", "--recipe", "debug", *set_arguments(short)]) == 0
     runs = [load_recipe("debug", [*places, f"name={name}"]).run_path for name in NAMES]
     assert main(["report", *map(str, runs), "--out", str(folder / "report.html")]) == 0
@@ -599,12 +598,7 @@ def test_page_prints_light_and_whole(browser, page, tmp_path):
 
 
 def test_of_several_paths_those_without_records_are_skipped(tmp_path, tiny_overrides, cli_here):
-    overrides = [
-        *tiny_overrides,
-        "validation.every_steps=0",
-        "train.steps=1",
-        "optimizer.warmup_steps=1",
-    ]
+    overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=1"]
     assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
     runs = tmp_path / "runs"
     (runs / "begun").mkdir()

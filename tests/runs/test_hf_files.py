@@ -100,11 +100,7 @@ def test_training_here_goes_on_with_its_tokens_and_says_what_it_leaves(
 ):
     """Texts follow the end-of-document token then, as in training; the rest stays."""
     overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
-    command = [
-        "train",
-        "debug",
-        *set_arguments([*overrides, "train.steps=1", "optimizer.warmup_steps=1"]),
-    ]
+    command = ["train", "debug", *set_arguments([*overrides, "train.steps=1"])]
     assert main([*command, "--init-from", str(folder)]) == 0
     run = tmp_path / "runs" / "debug"
     assert f"hf:{folder}" in (run / "recipe.yaml").read_text()
@@ -151,7 +147,7 @@ def test_a_tokenizer_changed_after_training_is_not_the_models(folder, tiny, tmp_
     """A run from scratch with the tokenizer of a folder, of which nothing else is the run's."""
     from export.test_export import train
 
-    train(tiny(f"data.tokenizer=hf:{folder}", "train.steps=1", "optimizer.warmup_steps=1"))
+    train(tiny(f"data.tokenizer=hf:{folder}", "train.steps=1"))
     run = tmp_path / "runs" / "debug"
     (expected,) = load_pretrained(run).tokenizer.encode_batch([TEXT])
     other = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -170,14 +166,7 @@ def test_a_tokenizer_changed_after_training_is_not_the_models(folder, tiny, tmp_
     export(run, tmp_path / "out")
     stock = AutoTokenizer.from_pretrained(tmp_path / "out", split_special_tokens=True)
     assert stock(TEXT).input_ids == expected.tolist()
-    train(
-        tiny(
-            "name=next",
-            "train.steps=1",
-            "optimizer.warmup_steps=1",
-            f"data.tokenizer={ours.recipe.data.tokenizer}",
-        )
-    )
+    train(tiny("name=next", "train.steps=1", f"data.tokenizer={ours.recipe.data.tokenizer}"))
     with pytest.raises(ValueError, match="the data position was saved with tokenizer"):
         train(tiny(f"data.tokenizer=hf:{folder}", "train.steps=2"))
     file = find_checkpoint(run) / "tokenizer" / "tokenizer.json"

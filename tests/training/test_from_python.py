@@ -70,8 +70,7 @@ def test_what_contradicts_names_the_remedy(tiny):
 @pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_script_without_its_guard_says_so(tmp_path, guarded):
-    words = [*TINY, "runtime.compile=false", "data.num_workers=1", "optimizer.warmup_steps=0"]
-    words.append("train.steps=1")
+    words = [*TINY, "runtime.compile=false", "data.num_workers=1", "train.steps=1"]
     overrides = overrides_of(words) | {"logging.run_dir": str(tmp_path / "runs")}
     call = f"sparsellm.train('debug', {overrides!r})"
     guard = "if __name__ == '__main__':\n    " if guarded else ""

@@ -10,6 +10,7 @@ from sparsellm.training.optimization.schedule import (
     l1_coefficient,
     learning_rate,
     next_may_launch,
+    peak_warning,
     rate_changes,
     saves_after,
 )
@@ -28,6 +29,15 @@ def test_warm_up_then_cosine_to_the_floor():
 
 def test_no_warm_up_begins_at_the_peak():
     assert learning_rate(OptimizerConfig(learning_rate=1.0, warmup_steps=0), 0, 5) == 1.0
+
+
+def test_a_run_that_ends_during_its_warm_up_says_so(tiny):
+    assert peak_warning(tiny("train.steps=9", "optimizer.warmup_steps=9")) is None
+    warning = peak_warning(tiny("train.steps=9", "optimizer.warmup_steps=600"))
+    assert warning == (
+        "optimizer.warmup_steps 600 exceeds train.steps 9: the learning rate only reaches 2% of "
+        "its peak"
+    )
 
 
 def test_l1_is_zero_then_ramps_then_stays():

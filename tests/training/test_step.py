@@ -182,7 +182,6 @@ def test_the_coefficient_moves_slowly_while_the_learning_rate_warms_up(tiny):
         overrides = [
             "sparsity.target_nnz=1",
             f"optimizer.warmup_steps={warmup}",
-            "train.steps=1000",
             "runtime.compile=false",
         ]
         run = build_run(tiny(*overrides))

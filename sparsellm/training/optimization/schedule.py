@@ -26,6 +26,17 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
 
 
+def peak_warning(recipe: Recipe) -> str | None:
+    """For a run that ends during its warm-up, as short trials of long recipes do."""
+    warmup_steps, steps = recipe.optimizer.warmup_steps, recipe.train.steps
+    if warmup_steps <= steps:
+        return None
+    return (
+        f"optimizer.warmup_steps {warmup_steps} exceeds train.steps {steps}: the learning rate "
+        f"only reaches {steps / warmup_steps:.0%} of its peak"
+    )
+
+
 def decay_start(config: OptimizerConfig, total_steps: int) -> int | None:
     """Steps before the decay of ``wsd`` begins; None for other schedules.
 

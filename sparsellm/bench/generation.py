@@ -186,16 +186,18 @@ def _timed(
     for generate in configurations.values():  # compiles
         for num in (1, options.new_tokens + 1):
             _seconds(generate, num, device)
+    for name, generate in configurations.items():
+        gc.collect()  # so that no side's peak holds another one's memory
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        _seconds(generate, options.new_tokens + 1, device)
+        timings[name]["peak"] = _peak(device)
     for _ in range(options.repeats):
         for name, generate in configurations.items():
-            gc.collect()  # so that no side's peak holds another one's memory
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
             first = _seconds(generate, 1, device)
             rest = _seconds(generate, options.new_tokens + 1, device) - first
             timings[name]["throughputs"].append(batch * options.new_tokens / rest)
             timings[name]["first"].append(1e3 * first)
-            timings[name]["peak"] = max(timings[name]["peak"], _peak(device))
     return timings
 
 

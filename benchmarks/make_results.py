@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -346,12 +345,9 @@ def _generation(lines: Sequence[Line]) -> str:
     ):
         if (recipe, precision, prompt) in missing:
             continue
-        case: dict[str, Any] = {"recipe": recipe, "precision": precision}
+        case = {"recipe": recipe, "precision": precision, "batch": batch, "prompt": prompt}
         static, eager = (
-            find(
-                *(lines, "generation", "tokens_per_second"),
-                **(case | {"gpu": "H100", "batch": batch, "prompt": prompt, "baseline": side}),
-            )
+            find(lines, "generation", "tokens_per_second", gpu="H100", baseline=side, **case)
             for side in ("static", "eager")
         )
         rows.append(
@@ -371,7 +367,7 @@ def _arm(ffn: str, target: float, pattern_rate: float | None = None) -> dict[str
 
 
 _STOCK = {"ffn": "stock", "precision": "fp8"}
-# GPU, name, and the keys of the case.
+# Part of the GPU's name, as of `find`; name, and the keys of the case.
 _ARENA: tuple[tuple[str, str, dict[str, Any]], ...] = tuple(
     (gpu, name, {"depth": depth} | case)
     for depth, gpu, name, case in (
@@ -392,7 +388,7 @@ _ARENA: tuple[tuple[str, str, dict[str, Any]], ...] = tuple(
         (12, "H200", "ReLU², target 2%, `c_fc` by Muon", _arm("relu2", 2)),
         (12, "H200", "gated ReLU, dense", _arm("gated-relu", 100)),
         (12, "H200", "gated ReLU, target 3%, gates by Muon", _arm("gated-relu", 3)),
-        (12, "H?00", "the same, gates by AdamW", _arm("gated-relu", 3, 5e-4)),
+        (12, "NVIDIA", "the same, gates by AdamW", _arm("gated-relu", 3, 5e-4)),
     )
 )  # fmt: skip
 
@@ -403,9 +399,7 @@ def _arena(lines: Sequence[Line]) -> str:
         of = [
             line
             for line in lines
-            if line["bench"] == "arena"
-            and fnmatchcase(line["hardware"], f"*{gpu}*")
-            and matches(line["case"], case)
+            if line["bench"] == "arena" and gpu in line["hardware"] and matches(line["case"], case)
         ]
         ends = [line for line in of if line["case"].get("step") == line["case"]["iterations"]]
         assert ends, name

@@ -181,7 +181,7 @@ def _timed(
 ) -> dict[str, dict[str, Any]]:
     """Of every configuration: throughputs, milliseconds of the first token, and peak memory."""
     timings: dict[str, dict[str, Any]] = {
-        name: {"throughputs": [], "first": [], "peak": 0.0} for name in configurations
+        name: {"throughputs": [], "first": []} for name in configurations
     }
     for generate in configurations.values():  # compiles
         for num in (1, options.new_tokens + 1):

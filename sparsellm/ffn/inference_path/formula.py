@@ -158,14 +158,14 @@ def _try(forward: Callable[[Tensor], Any], x: Tensor) -> Any:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Without dropout."""
-    training = [m for m in module.modules() if m.training]
+    """Without dropout; afterwards every part is in the mode that it was in."""
+    modes = [(m, m.training) for m in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for m in training:
-            m.training = True
+        for m, training in modes:
+            m.training = training
 
 
 def _further_arguments(forward: Callable[..., Any]) -> list[str]:

@@ -366,7 +366,8 @@ def _arm(ffn: str, target: float, pattern_rate: float | None = None) -> dict[str
     return {"ffn": ffn, "target_percent": target, "pattern_rate": pattern_rate}
 
 
-_STOCK = {"ffn": "stock", "precision": "fp8"}
+_STOCK = {"ffn": "stock", "precision": "fp8", "pattern_rate": None}
+_STOCK_BY_ADAMW = _STOCK | {"pattern_rate": 9e-4}
 # Part of the GPU's name, as of `find`; name, and the keys of the case.
 _ARENA: tuple[tuple[str, str, dict[str, Any]], ...] = tuple(
     (gpu, name, {"depth": depth} | case)
@@ -376,6 +377,9 @@ _ARENA: tuple[tuple[str, str, dict[str, Any]], ...] = tuple(
         (20, "H100", "ReLU², target 1%, `c_fc` by AdamW, FP8", _arm("relu2", 1, 9e-4)),
         (20, "H100", "nanochat's own (ReLU²), FP8, 372 steps", _STOCK | {"iterations": 372}),
         (20, "H200", "the same", _STOCK | {"iterations": 372}),
+        (20, "H100", "nanochat's own, `c_fc` by AdamW, FP8, 372 steps",
+         _STOCK_BY_ADAMW | {"iterations": 372}),
+        (20, "H100", "nanochat's own, `c_fc` by AdamW, FP8", _STOCK_BY_ADAMW | {"iterations": 400}),
         (20, "H200", "nanochat's own, FP8", _STOCK | {"iterations": 400}),
         (20, "H200", "nanochat's own, bf16", _STOCK | {"precision": "bfloat16"}),
         *((20, "H200", f"ReLU², target {target}%, `c_fc` by Muon, FP8", _arm("relu2", target))
@@ -384,6 +388,7 @@ _ARENA: tuple[tuple[str, str, dict[str, Any]], ...] = tuple(
         *((12, "H100", f"ReLU², target {target}%, `c_fc` by AdamW", _arm("relu2", target, 9e-4))
           for target in (10, 5, 2)),
         (12, "H100", "nanochat's own, FP8", _STOCK | {"iterations": 400}),
+        (12, "H100", "nanochat's own, `c_fc` by AdamW, FP8", _STOCK_BY_ADAMW | {"iterations": 400}),
         (12, "H200", "nanochat's own, bf16", _STOCK | {"precision": "bfloat16"}),
         (12, "H200", "ReLU², target 2%, `c_fc` by Muon", _arm("relu2", 2)),
         (12, "H200", "gated ReLU, dense", _arm("gated-relu", 100)),
@@ -410,7 +415,7 @@ def _arena(lines: Sequence[Line]) -> str:
         rate = f"{fmean(rates):,.0f}" if rates else ""
         gpus = " or ".join(sorted({line["hardware"].split()[2].strip(",") for line in ends}))
         rows.append([str(case["depth"]), name, gpus, *cells, rate, _each(unions, 0)])
-    head = ["Depth", "FFN", "GPU", "Bits per byte of each seed", "Seconds of training"]
+    head = ["Depth", "FFN", "GPU", "Bits per byte of each run", "Seconds of training"]
     return _table([*head, "Tokens/s at the end", "Active set of 64 tokens, %"], rows)
 
 

@@ -144,17 +144,21 @@ def moe_block(
 
 
 def balance_loss(logits: list[Tensor], chosen: list[Tensor]) -> Tensor:
-    """transformers' `load_balancing_loss_func`, which in 5.17 waits for the GPU in every layer.
+    """The loss of Switch Transformer, mean over layers.
+
+    transformers' `load_balancing_loss_func` counts the tokens of all layers together instead, so
+    that layers which each prefer another expert seem balanced (5.23); and it waits for the GPU in
+    every layer (5.17).
 
     Args:
         logits: of each layer's router, (M, E).
         chosen: each layer's experts, int64 (M, A).
     """
-    share_E = torch.stack(logits).softmax(-1, dtype=torch.float32).mean((0, 1))
-    choices = torch.stack(chosen).flatten()
-    weights = torch.full_like(choices, choices.numel() ** -1, dtype=torch.float32)
-    chosen_E = torch.zeros_like(share_E).scatter_add(0, choices, weights)
-    return len(share_E) * chosen[0].shape[1] * (chosen_E * share_E).sum()
+    share_LE = torch.stack(logits).softmax(-1, dtype=torch.float32).mean(1)
+    choices_LC = torch.stack(chosen).flatten(1)
+    weights_LC = torch.full_like(choices_LC, 1 / choices_LC.shape[1], dtype=torch.float32)
+    chosen_LE = torch.zeros_like(share_LE).scatter_add(1, choices_LC, weights_LC)
+    return share_LE.shape[1] * chosen[0].shape[1] * (chosen_LE * share_LE).sum(1).mean()
 
 
 class ExpertMatrices:

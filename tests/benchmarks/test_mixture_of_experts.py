@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import set_arguments
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import mixture_of_experts
-from moe_model import Mixture, MoEObjective, build_moe_optimizer, moe_config
+from moe_model import Mixture, MoEObjective, balance_loss, build_moe_optimizer, moe_config
 
 CHANGES = ("model.intermediate_size=64", "runtime.compile=false")
 MUON = ("optimizer.name=muon", "optimizer.learning_rate=1e-2", "optimizer.weight_decay=0")
@@ -25,7 +26,7 @@ def backward(objective):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_loss_and_balance_are_those_of_the_stock_model(tiny, autocast):
+def test_loss_is_that_of_the_stock_model_and_balance_that_of_its_layers(tiny, autocast):
     objective = MoEObjective(tiny(*CHANGES), MIXTURE)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         tokens_BT1, sums = backward(objective)
@@ -35,8 +36,24 @@ def test_loss_and_balance_are_those_of_the_stock_model(tiny, autocast):
     )
     tolerance = 1e-2 if autocast else 1e-5
     assert float(sums.cross_entropy_sum.detach()) == pytest.approx(float(right), rel=tolerance)
-    assert float(sums.balance.detach()) == pytest.approx(float(stock.aux_loss), rel=3 * tolerance)
+    config = objective.model.config
+    layers = [
+        load_balancing_loss_func((logits,), config.num_local_experts, config.num_experts_per_tok)
+        for logits in stock.router_logits
+    ]
+    balance = float(sum(layers)) / len(layers)
+    assert float(sums.balance.detach()) == pytest.approx(balance, rel=3 * tolerance)
     assert all(p.grad is not None and p.grad.any() for p in objective.parameters())
+
+
+def test_layers_that_each_choose_one_expert_are_not_balanced():
+    logits = [torch.zeros(16, 4) for _ in range(4)]
+    for layer, logits_ME in enumerate(logits):
+        logits_ME[:, layer] = 50.0
+    chosen = [logits_ME.topk(1).indices for logits_ME in logits]
+    assert float(balance_loss(logits, chosen)) == pytest.approx(4)
+    # Of all layers together, every expert gets a quarter of the tokens.
+    assert float(load_balancing_loss_func(tuple(logits), 4, 1)) == pytest.approx(1)
 
 
 def test_fp8_is_for_attention_and_head_as_is_said(tiny, tiny_overrides, capsys):

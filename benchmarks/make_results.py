@@ -314,7 +314,7 @@ def _hours(lines: Sequence[Line]) -> str:
     for model, precision in (("0.5B", None), ("0.5B", "fp8"), ("2B", None), ("2B", "fp8")):
         case: dict[str, Any] = {"precision": precision} if precision else {}
         if (model, precision) == ("2B", None):
-            case = {"micro_batch_size": 4, "global_batch_tokens": 131_072}
+            case = {"micro_batch_size": 16, "global_batch_tokens": 131_072}
         recipe = load_recipe(model.lower())
         tokens = recipe.train.steps * recipe.train.global_batch_tokens
         speeds = training(lines, model, case, "tokens_per_ms")
@@ -393,7 +393,8 @@ _ARENA: tuple[tuple[str, str, dict[str, Any]], ...] = tuple(
         (12, "H200", "ReLU², target 2%, `c_fc` by Muon", _arm("relu2", 2)),
         (12, "H200", "gated ReLU, dense", _arm("gated-relu", 100)),
         (12, "H200", "gated ReLU, target 3%, gates by Muon", _arm("gated-relu", 3)),
-        (12, "NVIDIA", "the same, gates by AdamW", _arm("gated-relu", 3, 5e-4)),
+        *((12, gpu, "the same, gates by AdamW", _arm("gated-relu", 3, 5e-4))
+          for gpu in ("H200", "H100")),
     )
 )  # fmt: skip
 
@@ -413,8 +414,7 @@ def _arena(lines: Sequence[Line]) -> str:
         seconds = (line["case"]["train_seconds"] for line in ends)
         cells = _each(line["value"] for line in ends), _each(seconds, 0)
         rate = f"{fmean(rates):,.0f}" if rates else ""
-        gpus = " or ".join(sorted({line["hardware"].split()[2].strip(",") for line in ends}))
-        rows.append([str(case["depth"]), name, gpus, *cells, rate, _each(unions, 0)])
+        rows.append([str(case["depth"]), name, gpu, *cells, rate, _each(unions, 0)])
     head = ["Depth", "FFN", "GPU", "Bits per byte of each run", "Seconds of training"]
     return _table([*head, "Tokens/s at the end", "Active set of 64 tokens, %"], rows)
 

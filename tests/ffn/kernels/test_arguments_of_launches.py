@@ -11,11 +11,10 @@ import torch
 from gpu import sanitized
 
 from ffn.kernels import nvrtc
-from ffn.kernels.test_compile import NEWEST, compile_kernels
+from ffn.kernels.test_compile import NEWEST, OTHERS, compile_kernels
 from sparsellm.decoding import token_kernels
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.token_math import Heads
-from sparsellm.ffn.activations import RECTIFIED
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import (
     hybrid,
@@ -172,7 +171,7 @@ def test_what_the_sanitizer_is_shown_launches(architecture, launched, everywhere
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in RECTIFIED if name != "relu"])
+@pytest.mark.parametrize("name", OTHERS)
 def test_what_an_activation_changes_is_launched_for_it(architecture, launched, cubins, name):
     for gated in (True, False):
         for fp8 in (True, False):
@@ -180,13 +179,13 @@ def test_what_an_activation_changes_is_launched_for_it(architecture, launched, c
     source_files = {
         compile.sources()[kernel] for kernel, activation in launched if activation == name
     }
-    of_activation, of_relu = (
-        compile_kernels(cubins, NEWEST, "sm_90a", activation=activation, architecture=architecture)
-        for activation in (name, "relu")
+    of_relu = compile_kernels(cubins, NEWEST, "sm_90a", architecture=architecture)
+    of_activation = compile_kernels(
+        cubins, NEWEST, "compute_90a", activation=name, architecture=architecture
     )
-    folders, changed = {"common", architecture.folder}, set()
-    for kernel, path in of_activation.items():
-        source = compile.sources()[kernel]
-        if source.parent.name in folders and path.read_bytes() != of_relu[kernel].read_bytes():
-            changed.add(source)
+    changed = {
+        compile.sources()[kernel]
+        for kernel, path in of_activation.items()
+        if path.read_bytes() != of_relu[kernel].with_suffix(".ptx").read_bytes()
+    }
     assert source_files == changed

@@ -34,13 +34,13 @@ TARGETS = {
     **dict.fromkeys(("12.8", "12.9", NEWEST), tuple(SHARED_KIB)),
 }
 BF16, FP16 = torch.bfloat16, torch.float16
+OTHERS = [name for name in RECTIFIED if name != "relu"]
 # What `make test` compiles: every kernel with the oldest compiler for the oldest target, and with
 # the newest for Hopper and for both generations of Blackwell; those of `REPRESENTATIVE` with the
-# compilers between, and with the newest for the oldest target.
+# compilers between, with the newest for the oldest target, in fp16, and for other activations.
 QUICK = [
     (OLDEST, "sm_80", BF16),
     *((NEWEST, target, BF16) for target in ("sm_90a", "sm_100", "sm_120")),
-    (NEWEST, "sm_90a", FP16),
 ]
 # What `make test-long` compiles: every kernel, for every target that a compiler knows.
 EVERY = [
@@ -96,7 +96,8 @@ def library(version: str) -> Path:
 
 def job(source: Path, folder: str, target: str, *variant: object, fp8: bool) -> nvrtc.Job:
     """With the options that `sparsellm.ffn.kernels.compiler.compile` passes."""
-    options = compile.compile_options(source, folder, target, SHARED_KIB[target], *variant, fp8=fp8)
+    shared_kib = SHARED_KIB[target.replace("compute", "sm")]
+    options = compile.compile_options(source, folder, target, shared_kib, *variant, fp8=fp8)
     return nvrtc.Job(source.stem, source.read_text(encoding="utf-8"), options)
 
 
@@ -114,7 +115,8 @@ def compile_kernels(  # noqa: PLR0917
     """Compiles an architecture's kernels, by default the best, for a target: files by kernel.
 
     For an activation other than ReLU, and for FP8, those whose source depends on it; with
-    ``stems``, those of these files.
+    ``stems``, those of these files. For a virtual target such as ``compute_90a`` it is PTX, in half
+    the time.
     """
     architecture = architecture or architectures_of(target)[0]
     folder = architecture.folder
@@ -162,15 +164,13 @@ def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, el
             _check_usage(kernels, version, target)
 
 
-@pytest.mark.parametrize("activation", [name for name in RECTIFIED if name != "relu"])
+@pytest.mark.long
+@pytest.mark.parametrize("activation", OTHERS)
 @pytest.mark.parametrize(
     ("target", "element"),
     [
-        ("sm_90a", BF16),  # of both architectures
-        *(
-            pytest.param(*job, marks=pytest.mark.long)
-            for job in (("sm_90a", FP16), ("sm_80", BF16), ("sm_100", BF16), ("sm_120", BF16))
-        ),
+        *(("sm_90a", BF16), ("sm_90a", FP16)),  # of both architectures
+        *((target, BF16) for target in ("sm_80", "sm_100", "sm_120")),
     ],
     ids=str,
 )
@@ -192,6 +192,20 @@ def test_representative_kernels_compile_with_every_version(compiled, version, ta
     for architecture in architectures_of(target):
         kernels = compiled(version, target, architecture=architecture, stems=REPRESENTATIVE)
         _check_usage(kernels, version, target)
+
+
+@pytest.mark.parametrize(
+    ("target", "element", "activation", "fp8"),
+    [
+        ("sm_90a", FP16, "relu", True),
+        *((target, FP16, "relu", False) for target in ("sm_90a", "sm_120")),
+        *((target, BF16, name, False) for target in ("sm_90a", "sm_120") for name in OTHERS),
+    ],
+    ids=str,
+)
+def test_representative_kernels_compile_in_every_form(compiled, target, element, activation, fp8):
+    kernels = compiled(NEWEST, target, element, activation, fp8=fp8, stems=REPRESENTATIVE)
+    _check_usage(kernels, NEWEST, target)
 
 
 def _check_usage(kernels: dict[str, Path], version: str, target: str) -> None:

@@ -50,6 +50,12 @@ def dequantised(rows: QuantisedRows) -> Tensor:
     return rows.values_MK.float() * rows.scale_M[:, None]
 
 
+def fp32_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Tensor:
+    """``x Wᵀ``, (M, N), summed in fp32; autocast would first round each number to bf16."""
+    with torch.autocast(x.values_MK.device.type, enabled=False):
+        return (dequantised(x) @ dequantised(w).t()).to(dtype)
+
+
 def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Tensor:
     """``x Wᵀ``, (M, N): by the FP8 tensor cores of a GPU, elsewhere in fp32.
 
@@ -58,7 +64,7 @@ def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Te
     before 12.9), so that 1.0 would read as 1.875. e4m3 numbers have less precision than bf16.
     """
     if not x.values_MK.is_cuda:
-        return (dequantised(x) @ dequantised(w).t()).to(dtype)
+        return fp32_product(x, w, dtype)
     product: Tensor = torch._scaled_mm(
         x.values_MK,
         w.values_MK.t(),

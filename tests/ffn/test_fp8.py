@@ -106,6 +106,16 @@ def test_a_linear_layer_multiplies_e4m3_and_has_an_exact_weight_gradient(compile
     assert 0.005 < (y.detach() - exact).norm() / exact.norm() < 0.06
 
 
+def test_autocast_does_not_round_e4m3_numbers_times_their_scale():
+    layer = SharedLinear(torch.nn.Parameter(matrix(48, K, seed=1)), fp8=True)
+    x = matrix(M, K, seed=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    rows = quantised_rows(x.bfloat16()), quantised_rows(layer.weight.bfloat16())
+    x_MK, w_NK = map(dequantised, rows)
+    torch.testing.assert_close(y, (x_MK @ w_NK.t()).bfloat16(), rtol=0, atol=0)
+
+
 def ffn(gated: bool) -> tuple[SparseFFN, FFNWeights]:
     module = SparseFFN(K, N, gated=gated, kernels="sparse")
     for seed, parameter in enumerate(module.parameters()):

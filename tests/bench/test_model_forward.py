@@ -25,8 +25,16 @@ def shallow(tiny):
 
 @pytest.fixture
 def deep(tiny):
-    """A checkpoint of more blocks than torch compiles by default for one function."""
-    return trained(tiny("model.num_hidden_layers=10", "train.steps=1"))
+    """A checkpoint of more blocks than `few_variants` allows."""
+    return trained(tiny("model.num_hidden_layers=3", "train.steps=1"))
+
+
+@pytest.fixture
+def few_variants(monkeypatch):
+    """As if there were more blocks than torch compiles of one function."""
+    monkeypatch.setattr("sparsellm.model._COMPILED_VARIANTS", 2)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        yield
 
 
 def measure(path, *words):
@@ -53,6 +61,7 @@ def test_the_model_is_accelerated_in_the_precision_that_is_asked_for(
     assert (off.value > 0) == (precision == "fp8")
 
 
+@pytest.mark.usefixtures("few_variants")
 def test_every_block_is_compiled_also_those_of_a_second_checkpoint(deep, shallow, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for path, recipe in (deep, shallow):

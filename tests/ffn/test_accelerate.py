@@ -208,10 +208,9 @@ def test_what_cannot_be_served_is_named_and_left_alone():
     message = "left alone: model.layers.0.mlp and 1 more: its activation is SiLUActivation"
     assert message in str(done)
     fp32 = sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM).float())
-    assert (
-        "are torch.float32, not all torch.bfloat16 or all torch.float16"
-        in fp32.left_alone["model.layers.0.mlp"]
-    )
+    reason = fp32.left_alone["model.layers.0.mlp"]
+    assert "are torch.float32, not all torch.bfloat16 or all torch.float16" in reason
+    assert "load the model with dtype=torch.bfloat16" in reason
     mixed = _model(LlamaConfig, LlamaForCausalLM)
     mixed.model.layers[1].mlp.up_proj.half()
     done = sparsellm.accelerate(mixed)

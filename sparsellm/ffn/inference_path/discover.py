@@ -268,7 +268,8 @@ def check_weights_of(ffn: Projections) -> None:
         dtype_names = " and ".join(sorted(map(str, dtypes)))
         reason = (
             f"its weights are {dtype_names}, not all torch.bfloat16 or all torch.float16; "
-            "model.bfloat16() or model.half() converts them"
+            "load the model with dtype=torch.bfloat16 (model.bfloat16() would also round RoPE's "
+            "frequencies)"
         )
     elif any(tensor.is_meta for tensor in tensors):
         reason = "its weights are offloaded"

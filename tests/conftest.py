@@ -122,15 +122,29 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(".".join(path.relative_to(tests).with_suffix("").parts))
 
 
+@pytest.hookimpl(trylast=True)  # of what is not deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Orders and skips tests.
 
-    Those that start processes come first: at the end no process of `pytest -n` waits for another
-    one's long test. Those marked `gpu` are skipped, with the reason, where there is no CUDA device.
+    Each process of `pytest -n` begins with those of its part that start processes or have a time
+    limit of their own: at the end none waits for another one's long test. Those marked `gpu` are
+    skipped, with the reason, where there is no CUDA device.
     """
     import torch
 
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    def is_short(item: pytest.Item) -> bool:
+        return {"slow", "timeout"}.isdisjoint(mark.name for mark in item.iter_markers())
+
+    long = [item for item in items if not is_short(item)]
+    short = [item for item in items if is_short(item)]
+    # `pytest --dist worksteal` cuts the list into as many parts.
+    num_parts, ordered = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), []
+    for remaining in range(num_parts, 0, -1):
+        num_long = len(long) // remaining
+        num_short = (len(long) + len(short)) // remaining - num_long
+        ordered += long[:num_long] + short[:num_short]
+        del long[:num_long], short[:num_short]
+    items[:] = ordered
     if torch.cuda.is_available():
         return
     for item in items:

@@ -25,7 +25,8 @@ def build_other_tasks(
     ``suite_names``, too.
 
     Raises:
-        ValueError: a name is unknown, or lm-eval cannot build a task; the message suggests names.
+        ValueError: a name is unknown, or lm-eval cannot build a task (the message suggests names);
+            or a task would show questions with their own answers.
     """
     tasks: dict[str, Any] = {}
     all_groups: dict[str, Any] = {}
@@ -54,9 +55,33 @@ def build_other_tasks(
                     f"--tasks: lm-eval cannot build {name!r}: {type(error).__name__}: {error}"
                     + ("" if name in files else f". {_NEEDS_HUB}")
                 ) from error
+            for task in built["tasks"].values():
+                _check_examples(name, task)
             tasks |= built["tasks"]
             all_groups |= built.get("groups", {})
     return tasks, all_groups
+
+
+def _check_examples(name: str, task: Any) -> None:
+    """Raises ValueError if a question can be among its own examples, with its answer.
+
+    lm-eval draws the examples of a task without other splits from the rows that are scored. It
+    leaves out the question itself only if ``fewshot_split`` is also the ``test_split``
+    (`fewshot_context` in its `api/task.py`, version 0.4.13).
+    """
+    config, split = task.config, task.fewshot_cfg.split
+    if not config.num_fewshot or split == config.test_split:
+        return
+    if split is None and task.fewshot_cfg.samples is not None:
+        return
+    source = split or config.training_split or config.validation_split or config.test_split
+    if source == (config.test_split or config.validation_split):
+        raise ValueError(
+            f"--tasks {name}: {config.task} draws its {config.num_fewshot} examples from "
+            f"{source!r}, the rows that are scored, and some questions would be shown with their "
+            f"answers; name another split as fewshot_split, or {source!r} as both test_split and "
+            "fewshot_split"
+        )
 
 
 @functools.cache

@@ -678,6 +678,29 @@ def test_a_task_that_lm_eval_cannot_build_is_named(task_files, tmp_path):
         Evaluator(names=[task_files["mine_choice"]])
 
 
+def test_no_question_is_shown_with_its_answer(task_files):
+    path = Path(task_files["mine_choice"])
+    content = yaml.safe_load(path.read_text()) | {"num_fewshot": 1}
+
+    def evaluator(**splits):
+        path.write_text(yaml.safe_dump(content | splits))
+        return Evaluator(names=[str(path)])
+
+    for splits in ({}, {"test_split": None, "validation_split": "test", "fewshot_split": "test"}):
+        with pytest.raises(ValueError, match=r"draws its 1 examples from 'test', the rows that"):
+            evaluator(**splits)
+    # lm-eval leaves the question itself out of its examples.
+    for splits in ({"fewshot_split": "test"}, {"test_split": None, "validation_split": "test"}):
+        [task] = evaluator(**splits).tasks.values()
+        for row in task.eval_docs:
+            prompt = task.fewshot_context(row, num_fewshot=1)
+            assert prompt.count("Which is") == 2
+            assert prompt.count(row["question"]) == 1
+    examples = {"fewshot_config": {"samples": [ROWS[0] | {"question": "Which is a sea?"}]}}
+    [task] = evaluator(**examples).tasks.values()
+    assert task.fewshot_context(ROWS[0], num_fewshot=1).startswith("Which is a sea?")
+
+
 def test_generated_text_is_that_of_the_stock_class(pair):
     ours, tokenizer, stock = pair(torch.float32, context_length=48)
     texts = ["Once upon a time", "A", "žluťoučký 🙂 kůň", "far too long " * 40]

@@ -101,6 +101,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Failures are printed by the process to which those of `pytest -n` report."""
     if config.getoption("dist", "no") == "no":
         _prepare_torch()
+    else:
+        from warm import start_server
+
+        start_server()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_FailuresAtOnce(config))
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import math
 import os
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conftest import ROOT, process_env
+from warm_server import NUMBER
+
+ADDRESS = "SPARSELLM_TEST_SERVER"  # set where there is one
 
 
 def ranks(number: int, *program: str, config: str = "") -> subprocess.CompletedProcess[str]:
@@ -118,12 +122,19 @@ class Program:
     ) -> None:
         """Starts it. It appends to the files ``out`` and ``errors``, which may be one."""
         request = {"words": words, "env": env, "cwd": str(Path.cwd())}
-        self.out, self.errors, self._server = out, errors, _server()
-        self.pid = self._server.start(request | {"out": str(out), "errors": str(errors)})
+        request |= {"out": str(out), "errors": str(errors)}
+        self.out, self.errors, self._status = out, errors, None
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(os.environ.get(ADDRESS) or start_server())
+        self._connection.sendall(json.dumps(request).encode() + b"\n")
+        self.pid = self._receive()
 
     def poll(self) -> int | None:
         """As of `subprocess.Popen`."""
-        return self._server.status(self.pid)
+        if self._status is None and select.select([self._connection], [], [], 0)[0]:
+            self._status = self._receive()
+            self._connection.close()
+        return self._status
 
     def wait(self, timeout: float = math.inf) -> int:
         """Likewise."""
@@ -139,6 +150,12 @@ class Program:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def _receive(self) -> int:
+        received = self._connection.recv(NUMBER.size, socket.MSG_WAITALL)
+        if len(received) < NUMBER.size:
+            raise RuntimeError("the process that starts tests' programs has ended")
+        return NUMBER.unpack(received)[0]
 
 
 @contextlib.contextmanager
@@ -156,55 +173,29 @@ def started(*program: str) -> Iterator[tuple[Program, Iterator[str]]]:
             process.wait()
 
 
-@functools.cache
-def _server() -> _Server:
-    return _Server()
+def start_server() -> str:
+    """Starts the process that forks the others, also for those that this one starts.
 
-
-class _Server:
-    """The process that forks the others; it ends with this one."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            # Its argument is the room in which a process's list of words is shown.
-            [sys.executable, str(Path(__file__).with_name("warm_server.py")), 8000 * "."],
+    It ends with this one. Returns its address.
+    """
+    folder = tempfile.mkdtemp()
+    os.environ[ADDRESS] = str(Path(folder) / "server")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.environ[ADDRESS])
+        listener.listen()
+        program, number = str(Path(__file__).with_name("warm_server.py")), listener.fileno()
+        server = subprocess.Popen(
+            # Its last argument is the room in which a process's list of words is shown.
+            [sys.executable, program, str(number), 8000 * "."],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            pass_fds=[number],
             env=process_env(),
         )
-        atexit.register(self._end)
-        self._status: dict[int, int] = {}
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._rest = ""
-        self._begun: list[int] = []
 
-    def start(self, request: dict) -> int:
-        """Returns the process's id."""
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        while not self._begun:
-            select.select([self._process.stdout], [], [])
-            self._read()
-        return self._begun.pop()
+    def end() -> None:
+        server.stdin.close()
+        server.wait()
+        shutil.rmtree(folder)
 
-    def status(self, pid: int) -> int | None:
-        """None as long as it runs."""
-        self._read()
-        return self._status.get(pid)
-
-    def _end(self) -> None:
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._process.stdout.fileno(), 65536):
-                self._rest += chunk.decode()
-            raise RuntimeError("the process that starts tests' programs has ended")
-        *lines, self._rest = self._rest.split("\n")
-        for pid, status in map(json.loads, lines):
-            if status is None:
-                self._begun.append(pid)
-            else:
-                self._status[pid] = status
+    atexit.register(end)
+    return os.environ[ADDRESS]

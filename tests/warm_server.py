@@ -1,13 +1,14 @@
 """The process that warm.py forks programs from.
 
-It reads requests, one JSON object a line, and writes a line for each program that it starts,
-``[pid, null]``, and for each that ends, ``[pid, status]``.
+Each connection has one request, a JSON object in a line. It is answered by two numbers: the id of
+the process that runs the program and, once that has ended, its exit status.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -15,6 +16,8 @@ import os
 import runpy
 import select
 import signal
+import socket
+import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -31,36 +34,52 @@ IMPORTED = (
 )
 
 
-def _serve() -> dict | None:
+NUMBER = struct.Struct("i")
+
+
+def _serve(listener: socket.socket) -> dict | None:
     """Returns the request in the process that is to run it, and None where there are no more."""
-    for name in IMPORTED:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
     awake, wake = os.pipe()
     os.set_blocking(awake, False)
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the process that started it
+    connections: dict[int, socket.socket] = {}  # by the process that was asked for
     while True:
-        ready, _, _ = select.select([0, awake], [], [])
+        ready, _, _ = select.select([0, listener, awake], [], [])
         if 0 in ready:
-            if not (line := sys.stdin.readline()):
-                return None
+            return None
+        if listener in ready:
+            connection, _ = listener.accept()
+            _import()
+            with connection.makefile() as lines:
+                request = json.loads(lines.readline())
             if (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 os.close(awake)
                 os.close(wake)
-                return json.loads(line)
-            print(json.dumps([pid, None]), flush=True)
+                for each in (listener, connection, *connections.values()):
+                    each.close()
+                return request
+            connections[pid] = connection
+            connection.sendall(NUMBER.pack(pid))
         with contextlib.suppress(BlockingIOError):
             os.read(awake, 1000)
         with contextlib.suppress(ChildProcessError):
             while (exited := os.waitpid(-1, os.WNOHANG))[0]:
-                print(json.dumps([exited[0], os.waitstatus_to_exitcode(exited[1])]), flush=True)
+                with connections.pop(exited[0]) as connection, contextlib.suppress(OSError):
+                    connection.sendall(NUMBER.pack(os.waitstatus_to_exitcode(exited[1])))
+
+
+@functools.cache
+def _import() -> None:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def _run(words: list[str], env: dict[str, str], cwd: str, out: str, errors: str) -> None:
@@ -103,5 +122,5 @@ def _show(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if (request := _serve()) is not None:
+    if (request := _serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
         _run(**request)

@@ -21,6 +21,7 @@ from sparsellm.training.run import build_run, close_run
 
 WORKER = Path(__file__).with_name("small_memory.py")
 CALM_STEPS = 3  # not the 20 of a real run
+ONE_LAYER = "model.num_hidden_layers=1"
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +72,7 @@ def test_the_first_size_fits_with_weights_as_they_are_divided(
 @pytest.fixture
 def memory(tiny, monkeypatch):
     """A device with room for one dense sequence, of which sparse layers leave nearly all free."""
-    one = estimate_memory(tiny("train.micro_batch_size=1")).total
+    one = estimate_memory(tiny("train.micro_batch_size=1", ONE_LAYER)).total
     monkeypatch.setattr(
         micro_batch, "device_memory", lambda device: int(one / micro_batch.ROOM) + 1
     )
@@ -80,7 +81,7 @@ def memory(tiny, monkeypatch):
 
 @pytest.fixture
 def train(tiny_overrides, cli_here):
-    common = [*tiny_overrides, "ffn.kernels=sparse", "runtime.compile=false"]
+    common = [*tiny_overrides, ONE_LAYER, "ffn.kernels=sparse", "runtime.compile=false"]
     common += ["validation.every_steps=12", "optimizer.min_lr_ratio=1", "checkpoint.every_steps=10"]
 
     def run(name, *further):

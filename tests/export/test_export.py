@@ -34,6 +34,7 @@ from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.runs.manifest import read_manifest, write_manifest
 from sparsellm.training import loop
+from sparsellm.training.resume.start_checks import check_run
 
 VARIANTS = {
     "relu": [],
@@ -544,6 +545,14 @@ def test_a_run_with_a_checkpoint_resumes_without_what_it_began_with(
     assert recipe.model == load_recipe("debug", tiny_overrides).model  # that of the weights
     assert "is not a checkpoint" in _error(capsys, *command, "--fresh")
     assert "is not a checkpoint" in _error(capsys, *command, "--set", "name=another")
+
+
+def test_a_run_that_began_with_random_weights_says_so_though_the_given_ones_are_missing(
+    tiny, trained, tmp_path
+):
+    _, notes = check_run(tiny("train.steps=2"), None, tmp_path / "misspelt", fresh=False)
+    assert f"--init-from {tmp_path / 'misspelt'} is not used" in notes[0]
+    assert "its first weights were random ones" in notes[0]
 
 
 def test_another_activation_on_the_same_weights_is_said(tiny, exported, capsys, tmp_path):

@@ -41,12 +41,12 @@ def check_run(
 
 def _unused_weights(start: Path, init_from: Path) -> list[str]:
     """A warning where a run that resumes from ``start`` began with other weights than these."""
+    origin = read_trainer(start).get("init_from")
     try:
         unused_id = weights_id(find_checkpoint(init_from))
     except (FileNotFoundError, ValueError):
-        return []  # they are needed no more
-    origin = read_trainer(start).get("init_from")
-    if origin and origin.get("id") == unused_id:
+        unused_id = None  # a run needs what it began with no more
+    if origin and unused_id in {None, origin.get("id")}:
         return []
     first = f"those of {origin['name']} (step {origin['step']:,})" if origin else "random ones"
     return [

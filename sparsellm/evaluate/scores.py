@@ -134,7 +134,10 @@ def _mean_line(scores: Scores, suite: Suite) -> str:
     names = [name for name, config in suite.tasks.items() if config.in_mean]
     if scores.mean is None:
         missing = [name for name in names if name not in scores.tasks]
-        return f"mean: needs all {len(names)} tasks (not run: {', '.join(missing)})"
+        return (
+            f"mean of the scores with *: needs all {len(names)} tasks "
+            f"(not run: {', '.join(missing)})"
+        )
     mean = Score(scores.mean, scores.mean_stderr).text("acc")
     return f"mean of the {len(names)} scores with *: {mean}"
 

@@ -61,7 +61,7 @@ YAML = {
     "list": b"- 1\n",
     "cut": b"a: [1\n",
     "digits": f"a: {DIGITS}\n".encode(),
-    "deep": b"a: " + b"[" * 400 + b"]" * 400,
+    "deep": b"a: " + b"[" * 1000 + b"]" * 1000,
     "aliases": b"a: &a [x, x]\nb: [*a, *a]\n",
     "date": b"a: 2020-13-45\n",
     "nul": b"\0",
@@ -207,7 +207,7 @@ def test_what_is_no_configuration_is_refused(tmp_path, name):
             assert "line " in message, message
 
 
-@pytest.mark.parametrize("value", [DIGITS, "[" * 400 + "]" * 400, "[1", "2020-13-45", "!!x y"])
+@pytest.mark.parametrize("value", [DIGITS, "[" * 1000 + "]" * 1000, "[1", "2020-13-45", "!!x y"])
 def test_values_of_the_command_line(value):
     with pytest.raises(ValueError, match=r"--set 'train\.steps=") as caught:
         load_recipe("debug", [f"train.steps={value}"])

@@ -50,10 +50,10 @@ def dequantised(rows: QuantisedRows) -> Tensor:
     return rows.values_MK.float() * rows.scale_M[:, None]
 
 
-def fp32_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Tensor:
+def fp32_product(x_MK: Tensor, w: QuantisedRows, dtype: torch.dtype) -> Tensor:
     """``x Wᵀ``, (M, N), summed in fp32; autocast would first round each number to bf16."""
-    with torch.autocast(x.values_MK.device.type, enabled=False):
-        return (dequantised(x) @ dequantised(w).t()).to(dtype)
+    with torch.autocast(x_MK.device.type, enabled=False):
+        return F.linear(x_MK.float(), dequantised(w)).to(dtype)
 
 
 def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Tensor:
@@ -64,7 +64,7 @@ def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Te
     before 12.9), so that 1.0 would read as 1.875. e4m3 numbers have less precision than bf16.
     """
     if not x.values_MK.is_cuda:
-        return fp32_product(x, w, dtype)
+        return fp32_product(dequantised(x), w, dtype)
     product: Tensor = torch._scaled_mm(
         x.values_MK,
         w.values_MK.t(),
@@ -78,7 +78,7 @@ def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Te
 
 def linear_of_few(x_MK: Tensor, w: QuantisedRows, bias_N: Tensor | None) -> Tensor:
     """``x Wᵀ + bias``, (M, N), of tokens that are not quantised."""
-    y_MN = F.linear(x_MK.float(), dequantised(w)).to(x_MK.dtype)
+    y_MN = fp32_product(x_MK, w, x_MK.dtype)
     return y_MN if bias_N is None else y_MN + bias_N
 
 

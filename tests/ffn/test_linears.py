@@ -64,6 +64,17 @@ def test_a_model_that_is_made_fp32_computes_in_fp32(model):
         assert torch.equal(layer(x), F.linear(x, layer.weight))
 
 
+@pytest.mark.parametrize("num_tokens", [64, 65])
+def test_autocast_does_not_round_weights_in_e4m3(model, num_tokens):
+    sparsellm.accelerate(model, precision="fp8")
+    layer = model.get_submodule(LAYER)
+    x = torch.randn(num_tokens, 64).bfloat16()
+    with torch.no_grad():
+        expected = layer(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(layer(x), expected)
+
+
 def test_a_compiled_layer_computes_the_same(model):
     sparsellm.accelerate(model, precision="fp8")
     layer = model.get_submodule(LAYER)

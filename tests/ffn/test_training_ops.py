@@ -255,6 +255,14 @@ def test_the_module_computes_the_same_by_either_path(gated):
         assert torch.equal(ffn(x_BTK), dense[0])
 
 
+def test_the_module_compiles_whole():
+    ffn = SparseFFN(16, 48, gated=True, kernels="sparse")
+    x_MK = torch.randn(130, 16)
+    compiled = torch.compile(ffn, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x_MK), ffn(x_MK))
+    compiled(x_MK).sum().backward()
+
+
 def test_padding_of_the_last_block_fires_nothing():
     # 63 places of the second block stand for no token
     assert _assert_equal_to_dense(*_at_density(*_inputs(65, 4, 8), 1.0), 16) == 16

@@ -141,18 +141,25 @@ def union_entries(union: Union, observed: int = 0, zeroed: Sequence[Tensor] = ()
             for none.
         zeroed: at most four tensors of 4 bytes or 8 per element, for the next kernels to count in.
     """
-    to_zero: dict[str, object] = {}
-    for i in range(_MOST_ZEROED):
-        array = zeroed[i] if i < len(zeroed) else None
-        to_zero |= {f"zeroed_{i}": array, f"words_{i}": 0 if array is None else array.nbytes // 4}
     kernel_for("union_entries", union.arrays.memory).launch(
         union.blocks,
         tiles_n=union.tiles,
         observed=Address(observed),
         **union.arrays("count", "neuron", "entry", "total", "unit", "order", "control"),
         **sharing_of(union.arrays, union.splits),
-        **to_zero,
+        **(_arrays_to_zero(zeroed) if zeroed else _NOTHING_TO_ZERO),
     )
+
+
+def _arrays_to_zero(arrays: Sequence[Tensor]) -> dict[str, object]:
+    arguments: dict[str, object] = {}
+    for i in range(_MOST_ZEROED):
+        array = arrays[i] if i < len(arrays) else None
+        arguments |= {f"zeroed_{i}": array, f"words_{i}": 0 if array is None else array.nbytes // 4}
+    return arguments
+
+
+_NOTHING_TO_ZERO = _arrays_to_zero(())
 
 
 def map_of(matrix_MK: Tensor) -> bytes:

@@ -23,7 +23,11 @@ def quantised_rows(x_MK: Tensor) -> QuantisedRows:
 
     A row with NaN or infinity becomes NaN, as every product with it would be. No gradient.
     """
-    return QuantisedRows(*torch.ops.sparsellm.quantise_rows(x_MK.detach()))
+    x_MK = x_MK.detach()
+    # Only compilers need the operator; in eager mode its dispatch takes longer than the launch.
+    if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
+        return _quantise_rows(x_MK)
+    return QuantisedRows(*torch.ops.sparsellm.quantise_rows(x_MK))
 
 
 def quantise_into(out: QuantisedRows, x_MK: Tensor) -> None:

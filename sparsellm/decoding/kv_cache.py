@@ -3,11 +3,10 @@
 Shapes: M sequences, G heads of keys, P positions (the capacity), D numbers of a head.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
 
 
 class LayerCache(NamedTuple):
@@ -15,45 +14,6 @@ class LayerCache(NamedTuple):
 
     keys_MGPD: Tensor
     values_MGPD: Tensor
-
-    @classmethod
-    def empty(cls, shape: tuple[int, int, int, int], like: Tensor) -> "LayerCache":
-        """Zeros: a masked position that is NaN would still make the sum over positions NaN."""
-        return cls(like.new_zeros(shape), like.new_zeros(shape))
-
-
-class FixedLayer(DynamicLayer):
-    """A layer of transformers' cache whose keys and values are the first ones of a `LayerCache`.
-
-    The prompt's forward fills it. Attention sees no position past the last one, so that it needs no
-    mask without padding.
-    """
-
-    def __init__(self, memory: LayerCache) -> None:
-        super().__init__()
-        self._memory = memory
-        self.lazy_initialization(*memory)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Called by transformers before the first update, too."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self._show(0)
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Appends keys and values; returns all that there are."""
-        start = self.keys.shape[2]
-        end = start + key_states.shape[2]
-        self._memory.keys_MGPD[:, :, start:end] = key_states
-        self._memory.values_MGPD[:, :, start:end] = value_states
-        self._show(end)
-        return self.keys, self.values
-
-    def _show(self, end: int) -> None:
-        keys, values = self._memory
-        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
 
 
 class Positions:

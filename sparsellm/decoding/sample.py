@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel as HFModel
+from transformers import PreTrainedModel as HFModel
 
 from sparsellm.decoding.captured import Captured
 from sparsellm.decoding.decoder import Decoder, why_no_step
-from sparsellm.decoding.kv_cache import FixedLayer, Positions
+from sparsellm.decoding.kv_cache import Positions
+from sparsellm.decoding.prompt import Prompt
 
 # Options of generate that ask for another loop than greedy decoding and sampling, for more than the
 # tokens, or for another start than a prompt.
@@ -78,6 +79,8 @@ def sample(
 ) -> Tensor:
     """Tokens after ``input_ids``, as transformers' own loop of the same arguments returns them."""
     mask_MT, most = inputs.get("attention_mask"), stopping_criteria.max_length
+    if mask_MT is not None and mask_MT.all():
+        mask_MT = None  # there is no padding
     # What this loop does not know, transformers' own does.
     if set(inputs) - _EXPECTED or most is None or not _is_left_padded(mask_MT):
         options = {"streamer": streamer, **inputs}
@@ -121,14 +124,15 @@ class Sequences:
 
     def __init__(self, model: Any, prompt_MT: Tensor, mask_MT: Tensor | None, most: int) -> None:
         m, self.length = prompt_MT.shape
-        self._model, self._decoder = model, Decoder(model)
+        self._decoder = Decoder(model)
         self._token_MT = prompt_MT.new_empty(m, most)
         self._token_MT[:, : self.length] = prompt_MT
         self._last_M = prompt_MT[:, -1].clone()
-        self._mask_MT = mask_MT = None if mask_MT is None else mask_MT.to(prompt_MT.device)
-        is_text_MT = torch.ones_like(prompt_MT) if mask_MT is None else mask_MT.long()
-        text_M = is_text_MT.sum(1)
-        self._position_MT = (is_text_MT.cumsum(1) - 1).clamp(min=0)
+        self._is_padded = mask_MT is not None
+        if mask_MT is None:
+            text_M = prompt_MT.new_full((m,), self.length)
+        else:
+            text_M = mask_MT.to(prompt_MT.device, torch.long).sum(1)
         self._caches = self._decoder.empty_caches(m, most)
         rotary = self._decoder.rotary(most)
         self._at = Positions(text_M, self.length - text_M, self.length, rotary)
@@ -141,16 +145,8 @@ class Sequences:
 
     def prompt_logits(self) -> Tensor:
         """(M, V) for the first new tokens."""
-        cache = Cache(layers=[FixedLayer(memory) for memory in self._caches])
-        logits_M1V: Tensor = self._model(
-            input_ids=self.token_MT,
-            attention_mask=self._mask_MT,
-            position_ids=self._position_MT,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-        return logits_M1V[:, -1]
+        prompt = Prompt(self.token_MT.shape, self._at, is_padded=self._is_padded)
+        return self._decoder.prompt_logits(self.token_MT, self._caches, prompt)
 
     def append(self, token_M: Tensor) -> None:
         """Adds a token to every sequence."""

@@ -4,6 +4,7 @@ Shapes: M sequences, one token each; K hidden_size; H heads and G heads of keys,
 P positions of the cache.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.decoding.kv_cache import LayerCache, Positions
-from sparsellm.ffn.quantised import linear_of_few
-from sparsellm.ffn.types import Linear
+from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.quantised import linear, linear_of_few
+from sparsellm.ffn.types import MAX_DECODE_TOKENS, Linear
 
 
 class Heads(NamedTuple):
@@ -45,14 +47,22 @@ def residual_norm(h_MK: Tensor, y_MK: Tensor | None, weight_K: Tensor, epsilon: 
 
 def linears(x_MK: Tensor, linears: tuple[Linear, ...]) -> Tensor:
     """The results of layers that multiply the same x, side by side."""
-    parts = [_linear(x_MK, layer) for layer in linears]
+    parts = products(x_MK, linears)
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _linear(x_MK: Tensor, layer: Linear) -> Tensor:
-    if layer.quantised is None:
-        return F.linear(x_MK, layer.weight_NK, layer.bias_N)
-    return linear_of_few(x_MK, layer.quantised, layer.bias_N)
+def products(x_MK: Tensor, linears: tuple[Linear, ...]) -> list[Tensor]:
+    """The results of layers that multiply the same x; in FP8, more than a few x are quantised."""
+    quantise = functools.cache(quantised_rows)  # of one x, once
+    parts = []
+    for weight_NK, bias_N, quantised in linears:
+        if quantised is None:
+            parts.append(F.linear(x_MK, weight_NK, bias_N))
+        elif len(x_MK) <= MAX_DECODE_TOKENS:
+            parts.append(linear_of_few(x_MK, quantised, bias_N))
+        else:
+            parts.append(linear(x_MK, quantised, bias_N, quantise))
+    return parts
 
 
 def rotated(heads_MHD: Tensor, cos_M1D: Tensor, sin_M1D: Tensor) -> Tensor:

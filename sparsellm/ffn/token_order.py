@@ -114,7 +114,7 @@ class PrefillOrder:
         if embedding is not None:
             self._handles = [
                 embedding.register_forward_hook(self._sort),
-                model.register_forward_hook(self._forget, always_call=True),
+                model.register_forward_hook(self.forget, always_call=True),
             ]
 
     def unwatch(self) -> None:
@@ -135,7 +135,8 @@ class PrefillOrder:
         if isinstance(ids_BT, Tensor) and ids_BT.numel() >= MIN_TOKENS:
             self.order = token_order(ids_BT.long(), embedding.num_embeddings)
 
-    def _forget(self, *_: object) -> None:
+    def forget(self, *_: object) -> None:
+        """Ends the forward pass; a hook, too."""
         self.order = None
 
 

@@ -238,6 +238,28 @@ def test_streamed_tokens_are_those_that_are_returned():
     assert [int(piece) for piece in pieces[1:-1]] == tokens[0, 9:].tolist()
 
 
+LONG = 200  # tokens of a prompt, more than the windows and than `decode_linear` takes
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("precision", ["model", "fp8"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_after_a_prompt_are_those_of_the_models_forward(name, precision, padded):
+    if precision == "fp8" and name != "ReLU, tied":
+        pytest.skip("one family stands for all: they differ in attention")
+    model, stock = accelerated(name, precision)
+    ids = torch.randint(1, 257, (3, LONG), generator=torch.Generator().manual_seed(2)).cuda()
+    mask = positions = None
+    if padded:
+        mask = (torch.arange(LONG) >= torch.tensor((4, 0, 190))[:, None]).long().cuda()
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad(), poisoned():
+        actual = loop.Sequences(model, ids, mask, LONG + 1).prompt_logits()
+    with torch.no_grad():
+        expected = stock(ids, attention_mask=mask, position_ids=positions).logits[:, -1]
+    assert relative(actual, expected) < (0.03 if precision == "model" else 0.1)
+
+
 def test_memory_does_not_grow_with_every_text():
     """Neither by caches nor by workspaces of cuBLAS, and without Python's garbage collector."""
     model, _ = accelerated("Llama 3")

@@ -104,6 +104,13 @@ def is_replaced(module: nn.Module) -> bool:
     return INSTALLED in vars(module)
 
 
+def forget_order(module: nn.Module) -> None:
+    """Ends the order of a prompt's tokens where their forward pass was not the model's own."""
+    serving: _Serving | None = vars(module).get(INSTALLED)
+    if serving is not None:
+        serving.prefill.forget()
+
+
 def put_back(module: nn.Module) -> None:
     """Restores a module's own forward, if it was replaced, and removes the hooks of its order."""
     attributes = vars(module)

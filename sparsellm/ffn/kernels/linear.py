@@ -20,8 +20,8 @@ def takes(x_MK: Tensor, linears: tuple[Linear, ...]) -> bool:
     """Whether `linears` computes these."""
     (m, k), fp8 = x_MK.shape, linears[0].quantised is not None
     return (
-        has_kernels(x_MK)
-        and 0 < m <= MAX_DECODE_TOKENS
+        0 < m <= MAX_DECODE_TOKENS
+        and has_kernels(x_MK)
         and len(linears) <= _MAX_MATRICES
         and k % (16 if fp8 else 8) == 0
         and all((linear.quantised is not None) == fp8 for linear in linears)

@@ -138,7 +138,7 @@ def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="
 def _launch_decoding(w, biased, fp8):
     """A token of each of some sequences, beside the FFNs."""
     heads = Heads(num=4, num_keys=2, size=16, scaling=0.25, rotates=biased)
-    cache = LayerCache.empty((3, 2, 128, 16), _matrix(1))
+    cache = LayerCache(_matrix(3, 2, 128, 16), _matrix(3, 2, 128, 16))
     at = Positions(torch.arange(3), torch.zeros(3), 9, (_matrix(128, 16), _matrix(128, 16)))
     token_kernels.attend(_matrix(3, 128), heads, cache, at)
     for m, num_linears in ((3, 3), (20, 1)):

@@ -226,13 +226,15 @@ class _Reports:
     """Hands tokens to the streamer and finds the end, on a GPU one step late.
 
     So the host queues a step while the GPU computes the one before. The step after the end is
-    computed in vain, and leaves no trace: the generator gets its state back.
+    computed in vain, and leaves no trace: the generator gets its state back. Only the first token
+    is streamed at once: queueing the first step, which is no graph yet, takes milliseconds.
     """
 
     def __init__(self, like_MT: Tensor, streamer: Any) -> None:
         self._device, self._streamer = like_MT.device, streamer
         self._memory = [_Report.empty(like_MT[:, 0]) for _ in range(2)]
         self._pending: tuple[_Report, int] | None = None
+        self._waits_for_first = streamer is not None
         self._generator: Tensor | None = None
 
     def remember_generator(self, samples: bool) -> None:
@@ -250,9 +252,11 @@ class _Reports:
         if probability is not None:
             report.probability.copy_(probability, non_blocking=True)
         self._pending = report, length
-        if report.arrived is None:
+        if report.arrived is not None:
+            report.arrived.record(torch.cuda.current_stream(self._device))
+        if report.arrived is None or self._waits_for_first:
+            self._waits_for_first = False
             return None if self._read() else length
-        report.arrived.record(torch.cuda.current_stream(self._device))
         if earlier is None:
             return None
         self._pending = earlier

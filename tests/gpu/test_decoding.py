@@ -13,6 +13,7 @@ from torch import Tensor
 import sparsellm
 from gpu.conditions import need_kernels, poisoned, relative
 from sparsellm.decoding import captured, sample as loop, token_math
+from sparsellm.decoding.decoder import Decoder
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.sample import use_fast_generation
 from sparsellm.decoding.token_math import Heads
@@ -236,6 +237,30 @@ def test_streamed_tokens_are_those_that_are_returned():
     )
     assert pieces[-1] == "end"
     assert [int(piece) for piece in pieces[1:-1]] == tokens[0, 9:].tolist()
+
+
+def test_the_first_token_is_streamed_before_the_next_one_is_computed(monkeypatch):
+    model, _ = accelerated("Llama 3")
+    events = []
+    compute = Decoder.logits
+
+    def logits(self, *arguments):
+        events.append("step")
+        return compute(self, *arguments)
+
+    class Pieces:
+        def put(self, _):
+            events.append("token")
+
+        def end(self):
+            events.append("end")
+
+    monkeypatch.setattr(Decoder, "logits", logits)
+    inputs = {key: value[1:2] for key, value in prompts().items()}
+    model.generate(**inputs, do_sample=False, max_new_tokens=4, streamer=Pieces())
+    # The prompt, its first token; then steps, which are queued before the tokens of earlier ones.
+    assert events[:4] == ["token", "token", "step", "step"]
+    assert events[4:] == ["token"] * 3 + ["end"]
 
 
 LONG = 200  # tokens of a prompt, more than the windows and than `decode_linear` takes

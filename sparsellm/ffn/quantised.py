@@ -56,8 +56,13 @@ def fp32_product(x_MK: Tensor, w: QuantisedRows, dtype: torch.dtype) -> Tensor:
         return F.linear(x_MK.float(), dequantised(w)).to(dtype)
 
 
-def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Tensor:
+def scaled_product(
+    x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype, *, fast_accumulation: bool = True
+) -> Tensor:
     """``x Wᵀ``, (M, N): by the FP8 tensor cores of a GPU, elsewhere in fp32.
+
+    With fast accumulation, tensor cores keep about 13 bits of a sum; without, partial sums are
+    added in fp32. Elsewhere both are the same.
 
     On a GPU fp16 results are rounded to bf16 first: PyTorch's kernel for scales per row writes bf16
     numbers whatever it is asked for (torch 2.11 on Ada and Blackwell, and on Hopper with CUDA
@@ -71,7 +76,7 @@ def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Te
         scale_a=x.scale_M.unsqueeze(1),
         scale_b=w.scale_M.unsqueeze(0),
         out_dtype=torch.bfloat16 if dtype == torch.float16 else dtype,
-        use_fast_accum=True,
+        use_fast_accum=fast_accumulation,
     )
     return product.to(dtype)
 

@@ -56,7 +56,7 @@ class Decoder:
         shapes = [(2, num_sequences, h.num_keys, capacity, h.size) for h in heads]
         sizes = [math.prod(shape) for shape in shapes]
         memory = like.new_empty(sum(sizes))
-        if not all(_attends_by_kernel(like, h) for h in heads):
+        if not all(token_kernels.computes(like, h) for h in heads):
             # Where plain torch masks a position that is NaN, the sum over positions is still NaN.
             memory.zero_()
         parts = zip(memory.split(sizes), shapes, strict=True)
@@ -138,12 +138,8 @@ def _products(x_RK: Tensor, linears: tuple[Linear, ...]) -> Sequence[Tensor]:
     return linear_kernels.linears(x_RK, linears).split(sizes, -1)
 
 
-def _attends_by_kernel(x: Tensor, heads: Heads) -> bool:
-    return has_kernels(x) and heads.size in token_kernels.HEAD_SIZES
-
-
 def _attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Tensor:
-    takes = _attends_by_kernel(qkv_MN, heads)
+    takes = token_kernels.computes(qkv_MN, heads)
     return (token_kernels.attend if takes else token_math.attend)(qkv_MN, heads, cache, at)
 
 

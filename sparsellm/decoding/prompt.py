@@ -1,4 +1,4 @@
-"""Attention within the prompts, which fills the cache, in plain torch.
+"""Attention within the prompts, which fills the cache.
 
 transformers' own forward of a model gives the same, but calls about twice as many operators; the
 first token of a short prompt takes as long as queueing them.
@@ -7,10 +7,13 @@ Shapes: M sequences; T tokens of each prompt, R = M · T in all; H heads and G h
 numbers each; P positions of the cache.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsellm.decoding import token_kernels
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.token_math import Heads
 
@@ -26,17 +29,8 @@ class Prompt:
 
     def __init__(self, shape: torch.Size, after: Positions, *, is_padded: bool) -> None:
         self.m, self.t = shape
-        self._slot_T = torch.arange(self.t, device=after.slot.device)
+        self._after = after
         self._first_M = after.first_M if is_padded else None
-        cos_PD, sin_PD = after.cos_PD, after.sin_PD
-        lower, upper = sin_PD.chunk(2, 1)
-        sin_PD = torch.cat((-lower, upper), 1)  # see `_rotate`
-        if is_padded:
-            position_MT = (self._slot_T - after.first_M[:, None]).clamp(min=0)
-            cos_MTD, sin_MTD = cos_PD[position_MT], sin_PD[position_MT]
-        else:  # the same positions in all prompts
-            cos_MTD, sin_MTD = cos_PD[None, : self.t], sin_PD[None, : self.t]
-        self._cos_MT1D, self._sin_MT1D = cos_MTD[:, :, None], sin_MTD[:, :, None]
         self._masks: dict[int, Tensor] = {}  # by window
 
     def attend(
@@ -46,14 +40,20 @@ class Prompt:
 
         Queries and keys are overwritten.
         """
-        q, k, v = (x_RN.view(self.m, self.t, -1, heads.size) for x_RN in (q_RN, k_RN, v_RN))
+        q = q_RN.view(self.m, self.t, -1, heads.size)
         keys, values = (memory[:, :, : self.t] for memory in cache)
-        if heads.rotates:
-            self._rotate(q, q)
-            self._rotate(k, keys.transpose(1, 2))
+        if token_kernels.computes(q_RN, heads):
+            token_kernels.rotate_prompts(
+                q_RN, k_RN, v_RN, self.t, heads, cache, self._first_M, self._after
+            )
         else:
-            keys.copy_(k.transpose(1, 2))
-        values.copy_(v.transpose(1, 2))
+            k, v = (x_RN.view(self.m, self.t, -1, heads.size) for x_RN in (k_RN, v_RN))
+            if heads.rotates:
+                self._rotate(q, q)
+                self._rotate(k, keys.transpose(1, 2))
+            else:
+                keys.copy_(k.transpose(1, 2))
+            values.copy_(v.transpose(1, 2))
         mask = self._mask(heads.window)
         groups = heads.num // heads.num_keys
         if mask is not None and groups > 1:
@@ -70,10 +70,28 @@ class Prompt:
         )
         return y.transpose(1, 2).reshape(self.m * self.t, -1)
 
+    @functools.cached_property
+    def _slot_T(self) -> Tensor:
+        return torch.arange(self.t, device=self._after.slot.device)
+
+    @functools.cached_property
+    def _rotary(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, (M or 1, T, 1, D); see `_rotate` for the sines' signs."""
+        cos_PD, sin_PD = self._after.cos_PD, self._after.sin_PD
+        lower, upper = sin_PD.chunk(2, 1)
+        sin_PD = torch.cat((-lower, upper), 1)
+        if self._first_M is None:  # the same positions in all prompts
+            cos_MTD, sin_MTD = cos_PD[None, : self.t], sin_PD[None, : self.t]
+        else:
+            position_MT = (self._slot_T - self._first_M[:, None]).clamp(min=0)
+            cos_MTD, sin_MTD = cos_PD[position_MT], sin_PD[position_MT]
+        return cos_MTD[:, :, None], sin_MTD[:, :, None]
+
     def _rotate(self, heads_MTHD: Tensor, out_MTHD: Tensor) -> None:
         """RoPE, rounded as transformers' Llama does it; overwrites ``heads_MTHD``."""
-        turned = heads_MTHD.roll(heads_MTHD.shape[-1] // 2, -1).mul_(self._sin_MT1D)
-        torch.add(heads_MTHD.mul_(self._cos_MT1D), turned, out=out_MTHD)
+        cos_MT1D, sin_MT1D = self._rotary
+        turned = heads_MTHD.roll(heads_MTHD.shape[-1] // 2, -1).mul_(sin_MT1D)
+        torch.add(heads_MTHD.mul_(cos_MT1D), turned, out=out_MTHD)
 
     def _mask(self, window: int) -> Tensor | None:
         """Which positions a token attends to, bool; None: to itself and all before it."""

@@ -1,6 +1,7 @@
-"""Launches the kernels of a decoding step beside those of the FFN and the linear layers.
+"""Launches the kernels of decoding beside those of the FFN and the linear layers.
 
-Shapes: M sequences, one token each; K hidden_size; H heads and G heads of keys, of D numbers each.
+Shapes: M sequences, one token each; R tokens of prompts; K hidden_size; H heads and G heads of
+keys, of D numbers each.
 """
 
 import math
@@ -11,8 +12,9 @@ from torch import Tensor
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
+from sparsellm.ffn.kernels.compiler.gpu_architecture import has_kernels
 
-HEAD_SIZES = (16, 32, 64, 128, 256)  # that `attend` computes
+HEAD_SIZES = (16, 32, 64, 128, 256)
 # Blocks of a multiprocessor, and the fewest positions of one of them, in `decode_attention`.
 _BLOCKS, _MIN_POSITIONS = 4, 64
 
@@ -24,6 +26,11 @@ def residual_norm(h_MK: Tensor, y_MK: Tensor | None, weight_K: Tensor, epsilon: 
         m, h_MK=h_MK, y_MK=y_MK, weight_K=weight_K, k=k, epsilon=epsilon, x_MK=x_MK
     )
     return x_MK
+
+
+def computes(x: Tensor, heads: Heads) -> bool:
+    """Whether `attend` and `rotate_prompts` compute these heads."""
+    return has_kernels(x) and heads.size in HEAD_SIZES
 
 
 def attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Tensor:
@@ -64,3 +71,36 @@ def attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Te
         y_MN=y_MN,
     )
     return y_MN
+
+
+def rotate_prompts(  # noqa: PLR0917
+    q_RN: Tensor,
+    k_RN: Tensor,
+    v_RN: Tensor,
+    num_tokens: int,
+    heads: Heads,
+    cache: LayerCache,
+    first_M: Tensor | None,
+    after: Positions,
+) -> None:
+    """See `prompt.Prompt.attend`; each argument's rows may be part of longer ones."""
+    cos_PD, sin_PD = (after.cos_PD, after.sin_PD) if heads.rotates else (None, None)
+    kernel_for("rotate_prompts", q_RN).launch(
+        len(q_RN),
+        q=q_RN,
+        k=k_RN,
+        v=v_RN,
+        q_stride=q_RN.stride(0),
+        k_stride=k_RN.stride(0),
+        v_stride=v_RN.stride(0),
+        keys=cache.keys_MGPD,
+        values=cache.values_MGPD,
+        cos_PD=cos_PD,
+        sin_PD=sin_PD,
+        first_M=first_M,
+        tokens=num_tokens,
+        heads=heads.num,
+        kv_heads=heads.num_keys,
+        head_size=heads.size,
+        capacity=cache.keys_MGPD.shape[2],
+    )

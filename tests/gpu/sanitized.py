@@ -119,6 +119,8 @@ def decode() -> None:
         cache = LayerCache(matrix(m, 2, capacity, 32), matrix(m, 2, capacity, 32))
         at = Positions(60 - first_M, first_M, 60, rotary)
         token_kernels.attend(matrix(m, 8 * 32), heads, cache, at)
+        q, k, v = matrix(m * 60, 8 * 32).split((128, 64, 64), -1)
+        token_kernels.rotate_prompts(q, k, v, 60, heads, cache, first_M.int(), at)
 
 
 def order_of(m: int) -> TokenOrder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from gpu.conditions import need_kernels, poisoned, relative
 from sparsellm.decoding import captured, sample as loop, token_math
 from sparsellm.decoding.decoder import Decoder
 from sparsellm.decoding.kv_cache import LayerCache, Positions
+from sparsellm.decoding.prompt import Prompt
 from sparsellm.decoding.sample import use_fast_generation
 from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.fp8 import quantised_rows
@@ -140,6 +142,36 @@ def test_attention_equals_plain_torch(kernels, case):
     assert relative(actual, expected) < 5e-3
     for _ in range(5):  # whichever split is the last
         assert torch.equal(kernels.attend(qkv, heads, cache, at), actual)
+
+
+@pytest.mark.parametrize("element", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize(
+    "shape",  # sequences, tokens, heads, heads of keys, head size
+    [(1, 130, 32, 32, 64), (3, 9, 4, 2, 16), (2, 70, 8, 1, 256), (8, 40, 6, 3, 128)],
+)
+def test_prompts_are_rotated_as_in_plain_torch(kernels, monkeypatch, shape, rotates, element):
+    m, t, num, num_keys, size = shape
+    randn, capacity = draws(element), t + 3
+    heads = Heads(num, num_keys, size, size**-0.5, rotates)
+    angle_PD = randn(capacity, size // 2).float().repeat(1, 2)
+    rotary = angle_PD.cos().to(element), angle_PD.sin().to(element)
+    first_M = torch.arange(m, device=angle_PD.device) * 3
+    for side_by_side, padding in itertools.product((True, False), (first_M, 0 * first_M)):
+        at = Positions(t - padding, padding, t, rotary)
+        prompt = Prompt(torch.Size((m, t)), at, is_padded=bool(padding.any()))
+        sizes = [num * size, num_keys * size, num_keys * size]
+        qkv = randn(m * t, sum(sizes))
+        results = []
+        for by_kernel in (True, False):
+            monkeypatch.setattr(kernels, "computes", lambda *_, by_kernel=by_kernel: by_kernel)
+            parts = qkv.clone().split(sizes, -1)
+            q, k, v = parts if side_by_side else [part.contiguous() for part in parts]
+            cache = LayerCache(*(qkv.new_zeros(m, num_keys, capacity, size) for _ in range(2)))
+            y = prompt.attend(q, k, v, heads, cache)
+            results.append((q, *cache, y))
+        for actual, expected in zip(*results, strict=True):
+            assert torch.equal(actual, expected)
 
 
 def accelerated(name, precision="model", dtype=torch.bfloat16):

@@ -141,6 +141,8 @@ def _launch_decoding(w, biased, fp8):
     cache = LayerCache(_matrix(3, 2, 128, 16), _matrix(3, 2, 128, 16))
     at = Positions(torch.arange(3), torch.zeros(3), 9, (_matrix(128, 16), _matrix(128, 16)))
     token_kernels.attend(_matrix(3, 128), heads, cache, at)
+    q, k, v = _matrix(3 * 9, 128).split((64, 32, 32), -1)
+    token_kernels.rotate_prompts(q, k, v, 9, heads, cache, at.first_M if biased else None, at)
     for m, num_linears in ((3, 3), (20, 1)):
         x_MK = _matrix(m, K)
         token_kernels.residual_norm(x_MK, x_MK if biased else None, _matrix(K), 1e-5)

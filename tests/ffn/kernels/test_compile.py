@@ -64,6 +64,7 @@ REPRESENTATIVE = frozenset({"gate_twell", "pack_union", "union_up", "sort_tokens
 INFERENCE = {
     *("decode_gate", "decode_down", "relu_product"),
     *("decode_linear", "decode_linear_wide", "decode_attention", "residual_norm"),
+    "rotate_prompts",
     *("gate_union", "union_up", "union_down", "gate_twell", "twell_up", "twell_down"),
     "dense_rows",
     *("pack_union", "pack_twell", "quantise_rows"),

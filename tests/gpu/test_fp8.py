@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import fp8_sums
 import sparsellm
 from gpu.conditions import each, named, need_kernels, poisoned, relative
 from gpu.union_cases import CASES, FUZZ, dense, inputs_of, poisoned_union
@@ -13,7 +14,7 @@ from sparsellm.ffn.fp8 import quantise_into, quantised_rows
 from sparsellm.ffn.inference_path.linears import put_back, use_fp8
 from sparsellm.ffn.kernels import twell, union
 from sparsellm.ffn.kernels.quantise import quantise_rows
-from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised
+from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised, scaled_product
 from sparsellm.ffn.shared_linear import SharedLinear, fp8_weight
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import ELEMENTS
@@ -81,6 +82,40 @@ def test_gates_are_the_product_of_the_e4m3_numbers(case):
         tiles = -(-case.n // 256)
         counts = packed.word.view(case.m, tiles, -1)[:, :, 0].sum(1)
         assert torch.equal(counts.long(), by_token)
+
+
+def test_sums_of_positive_numbers_are_right_without_fast_accumulation():
+    need_kernels()
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = {"device": "cuda", "generator": generator, "dtype": torch.bfloat16}
+    x, w = (quantised_rows(torch.rand(rows, 5632, **shape)) for rows in (512, 1024))
+    exact = product64(x, w)
+    bias = {
+        fast: float((scaled_product(x, w, torch.bfloat16, fast_accumulation=fast) / exact).mean())
+        for fast in (True, False)
+    }
+    assert bias[False] == pytest.approx(1, abs=2e-3), bias
+    assert bias[True] < 1 + 2e-3, bias
+    if torch.cuda.get_device_capability()[0] == 9:  # of Hopper's sums, about 13 bits are kept
+        assert 0.7 < bias[True] < 0.99, bias
+
+
+def test_the_measured_gates_are_those_of_the_kernel():
+    need_kernels()
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, w = (torch.randn(rows, 256, device="cuda", generator=generator) for rows in (300, 528))
+    x, w = x.bfloat16(), quantised_rows((w - 0.15).bfloat16())
+    x += 1  # so that few neurons are active
+    token, neuron, gate = fp8_sums.active_gates(x, w)
+    exact = product64(quantised_rows(x), w)
+    assert relative(gate, exact[token, neuron]) < 6e-3
+    packed = torch.zeros_like(exact, dtype=torch.bool)
+    packed[token, neuron] = True
+    tiles = torch.nn.functional.pad(exact > 0, (0, 768 - 528)).view(300, 3, 256)
+    fits = (tiles.sum(2) < 28).repeat_interleave(256, 1)[:, :528]
+    slack = 2.0**-7 * exact.abs().mean()
+    assert int(fits.sum()) > 10_000
+    assert torch.equal(packed & fits & (exact > slack), (exact > slack) & fits)
 
 
 @pytest.mark.usefixtures("architecture")

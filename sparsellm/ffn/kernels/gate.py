@@ -4,13 +4,14 @@ dense GEMM and a kernel that packs its result.
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
+import functools
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
 from sparsellm.ffn.kernels.compiler.gpu_architecture import architecture_of
-from sparsellm.ffn.kernels.launch import tensor_map
+from sparsellm.ffn.kernels.launch import Kernel, tensor_map
 from sparsellm.ffn.kernels.quantise import quantise_rows
 from sparsellm.ffn.quantised import linear
 from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS, FFNWeights, Format
@@ -47,19 +48,12 @@ def compute_gate(
         (x_MK, x_scale_M), token_M = quantise_rows(x_MK, token_M), None
         w_NK, w_scale_N = w.quantised
     (m, k), n = x_MK.shape, w_NK.shape[0]
-    tokens, cluster = kernel.exported("tokens"), kernel.exported("cluster")
-    pairs = -(-m // (cluster * tokens)) * -(-n // TILE_NEURONS)  # tiles of a cluster
-    # Each block of a cluster loads its share of the neurons.
-    boxes = ((x_MK, m, tokens), (w_NK, n, TILE_NEURONS // cluster))
-    map_of_x, map_of_w = (
-        tensor_map(matrix.data_ptr(), rows, k, box, matrix.element_size())
-        for matrix, rows, box in boxes
-    )
+    grid, tokens, neurons = _division(kernel, m, n)
     gathered = {"x_MK": x_MK, "token_M": token_M} if format == "union" else {}
     kernel.launch(
-        kernel.blocks_for(cluster * pairs) // cluster * cluster,  # whole clusters
-        map_of_x=map_of_x,
-        map_of_w=map_of_w,
+        grid,
+        map_of_x=tensor_map(x_MK.data_ptr(), m, k, tokens, x_MK.element_size()),
+        map_of_w=tensor_map(w_NK.data_ptr(), n, k, neurons, w_NK.element_size()),
         bias_N=bias_N,
         m=m,
         n=n,
@@ -70,6 +64,16 @@ def compute_gate(
         **gathered,
         **out,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _division(kernel: Kernel, m: int, n: int) -> tuple[int, int, int]:
+    """Blocks, in whole clusters, and how many rows of x and of the weight a block loads at once."""
+    tokens, cluster = kernel.exported("tokens"), kernel.exported("cluster")
+    pairs = -(-m // (cluster * tokens)) * -(-n // TILE_NEURONS)  # tiles of a cluster
+    grid = kernel.blocks_for(cluster * pairs) // cluster * cluster
+    # Each block of a cluster loads its share of the neurons.
+    return grid, tokens, TILE_NEURONS // cluster
 
 
 def pack(

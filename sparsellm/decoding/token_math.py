@@ -4,7 +4,6 @@ Shapes: M sequences, one token each; K hidden_size; H heads and G heads of keys,
 P positions of the cache.
 """
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.ffn.fp8 import quantised_rows
-from sparsellm.ffn.quantised import linear, linear_of_few
+from sparsellm.ffn.quantised import linear_of_few, scaled_product
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, Linear
 
 
@@ -53,15 +52,17 @@ def linears(x_MK: Tensor, linears: tuple[Linear, ...]) -> Tensor:
 
 def products(x_MK: Tensor, linears: tuple[Linear, ...]) -> list[Tensor]:
     """The results of layers that multiply the same x; in FP8, more than a few x are quantised."""
-    quantise = functools.cache(quantised_rows)  # of one x, once
-    parts = []
+    parts, rows = [], None
     for weight_NK, bias_N, quantised in linears:
         if quantised is None:
-            parts.append(F.linear(x_MK, weight_NK, bias_N))
+            y_MN = F.linear(x_MK, weight_NK, bias_N)
         elif len(x_MK) <= MAX_DECODE_TOKENS:
-            parts.append(linear_of_few(x_MK, quantised, bias_N))
+            y_MN = linear_of_few(x_MK, quantised, bias_N)
         else:
-            parts.append(linear(x_MK, quantised, bias_N, quantise))
+            rows = quantised_rows(x_MK) if rows is None else rows
+            y_MN = scaled_product(rows, quantised, x_MK.dtype)
+            y_MN = y_MN if bias_N is None else y_MN + bias_N
+        parts.append(y_MN)
     return parts
 
 

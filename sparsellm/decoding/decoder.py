@@ -104,14 +104,15 @@ class Decoder:
         """(M, V) after the last tokens."""
         m, t, _ = h_MTK.shape
         h_RK, y_RK = h_MTK.flatten(0, 1), None
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x_RK = _residual_norm(h_RK, y_RK, layer.attention_norm)
-            attended_RN = attend(x_RK, layer, cache)
-            if layer is self.layers[-1] and t > 1:  # nothing reads what follows of other tokens
-                h_RK, attended_RN = (x.view(m, t, -1)[:, -1].clone() for x in (h_RK, attended_RN))
-            x_RK = _residual_norm(h_RK, _linears(attended_RN, (layer.output,)), layer.ffn_norm)
-            y_RK = layer.ffn(x_RK.view(m, -1, x_RK.shape[1])).view(h_RK.shape)
-        return _linears(_residual_norm(h_RK, y_RK, self._norm), (self._head,))
+        with torch.cuda.device_of(h_RK):  # launches are on the current device
+            for layer, cache in zip(self.layers, caches, strict=True):
+                x_RK = _residual_norm(h_RK, y_RK, layer.attention_norm)
+                y_RK = attend(x_RK, layer, cache)
+                if layer is self.layers[-1] and t > 1:  # nothing reads what follows of other tokens
+                    h_RK, y_RK = (x.view(m, t, -1)[:, -1].clone() for x in (h_RK, y_RK))
+                x_RK = _residual_norm(h_RK, _linears(y_RK, (layer.output,)), layer.ffn_norm)
+                y_RK = layer.ffn(x_RK.view(m, -1, x_RK.shape[1])).view(h_RK.shape)
+            return _linears(_residual_norm(h_RK, y_RK, self._norm), (self._head,))
 
 
 def _residual_norm(h_RK: Tensor, y_RK: Tensor | None, norm: _Norm) -> Tensor:

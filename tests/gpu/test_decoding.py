@@ -295,6 +295,17 @@ def test_the_first_token_is_streamed_before_the_next_one_is_computed(monkeypatch
     assert events[4:] == ["token"] * 3 + ["end"]
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_model_may_be_on_another_gpu_than_the_current_one():
+    model, _ = accelerated("Llama 3")
+    expected = model.generate(**prompts(), do_sample=False, max_new_tokens=8)
+    model.to("cuda:1")
+    inputs = {key: value.to("cuda:1") for key, value in prompts().items()}
+    assert torch.cuda.current_device() == 0
+    actual = model.generate(**inputs, do_sample=False, max_new_tokens=8)
+    assert torch.equal(actual.cpu(), expected.cpu())
+
+
 LONG = 200  # tokens of a prompt, more than the windows and than `decode_linear` takes
 
 

@@ -122,7 +122,7 @@ def _residual_norm(h_RK: Tensor, y_RK: Tensor | None, norm: _Norm) -> Tensor:
 
 
 def _norm_heads(x_RN: Tensor, norm: _Norm) -> Tensor:
-    heads = x_RN.reshape(-1, len(norm.weight_K))
+    heads = x_RN.reshape(-1, len(norm.weight_K)).contiguous()  # one head may be part of longer rows
     return _residual_norm(heads, None, norm).view(x_RN.shape)
 
 

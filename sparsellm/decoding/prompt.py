@@ -68,7 +68,7 @@ class Prompt:
             scale=heads.scaling,
             enable_gqa=mask is None and groups > 1,
         )
-        return y.transpose(1, 2).reshape(self.m * self.t, -1)
+        return y.transpose(1, 2).reshape(self.m * self.t, -1).contiguous()
 
     @functools.cached_property
     def _slot_T(self) -> Tensor:

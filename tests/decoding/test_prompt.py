@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import sparsellm
-from sparsellm.decoding import decoder
+from sparsellm.decoding import decoder, token_kernels, token_math
 from sparsellm.decoding.decoder import why_no_step
 from sparsellm.decoding.sample import Sequences, use_fast_generation
 from sparsellm.ffn import token_order
+from sparsellm.ffn.kernels import linear
 
 LENGTH = 40  # more than the windows of 20 and 24
 
@@ -60,6 +61,65 @@ def test_logits_and_caches_are_those_of_transformers(name, padding):
         for pair in zip(memory, (layer.keys, layer.values), strict=True):
             ours, theirs = (x[:, :, :LENGTH].transpose(1, 2)[text] for x in pair)
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Plain torch in place of the kernels, which read rows without gaps; what was launched."""
+    launched = []
+
+    def stand_in(module, name, compute):
+        def call(*arguments):
+            launched.append(name)
+            assert all(x.is_contiguous() for x in arguments if isinstance(x, torch.Tensor))
+            return compute(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    def rotate_prompts(q_RN, k_RN, v_RN, num_tokens, heads, cache, first_M, after):  # noqa: PLR0917
+        launched.append("rotate_prompts")
+        slot_MT = torch.arange(num_tokens).expand(len(q_RN) // num_tokens, -1)
+        position_MT = slot_MT if first_M is None else (slot_MT - first_M[:, None]).clamp(min=0)
+        cos, sin = (x[position_MT.flatten(), None] for x in (after.cos_PD, after.sin_PD))
+        q, k, v = (x.unflatten(-1, (-1, heads.size)) for x in (q_RN, k_RN, v_RN))
+        if heads.rotates:
+            q.copy_(token_math.rotated(q, cos, sin))
+            k = token_math.rotated(k, cos, sin)
+        for memory, x in zip(cache, (k, v), strict=True):
+            memory[:, :, :num_tokens] = x.unflatten(0, slot_MT.shape).transpose(1, 2)
+
+    def attend(qkv_MN, heads, cache, at):
+        for memory in cache:  # plain torch reads what is to come too, times 0
+            memory[:, :, int(at.slot) + 1 :] = 0
+        return token_math.attend(qkv_MN, heads, cache, at)
+
+    for module in (decoder, linear, token_kernels):
+        monkeypatch.setattr(module, "has_kernels", lambda _: True)
+    monkeypatch.setattr(token_kernels, "HEAD_SIZES", range(999))
+    monkeypatch.setattr(token_kernels, "rotate_prompts", rotate_prompts)
+    stand_in(token_kernels, "residual_norm", token_math.residual_norm)
+    stand_in(token_kernels, "attend", attend)
+    stand_in(linear, "linears", token_math.linears)
+    return launched
+
+
+@pytest.mark.parametrize("length", [1, 9, LENGTH])  # of two prompts: up to 64 tokens, and more
+@pytest.mark.parametrize("name", [*MODELS, "one head of keys"])
+@torch.no_grad()
+def test_kernels_are_handed_what_they_read(name, length, kernels, monkeypatch):
+    one_head = ("Qwen3", {"head_dim": 16, "num_key_value_heads": 1})
+    monkeypatch.setitem(MODELS, "one head of keys", one_head)
+    model = stock_model(name)
+    ids = prompts(model, 2)[0][:, :length]
+    sequences = Sequences(model, ids, None, length + 2)
+    actual = [sequences.prompt_logits()]
+    sequences.append(ids[:, 0])
+    actual.append(sequences.step())
+    expected = model(torch.cat((ids, ids[:, :1]), 1)).logits[:, -2:]
+    torch.testing.assert_close(torch.stack(actual, 1), expected, rtol=1e-4, atol=1e-5)
+    num_norms = (4 if "Qwen3" in MODELS[name][0] else 2) * 3 + 1 + 2 * 3 + 1
+    assert Counter(kernels)["residual_norm"] == num_norms
+    assert Counter(kernels)["rotate_prompts"] == Counter(kernels)["attend"] == 3
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 from collections import Counter
 
 import pytest
@@ -146,6 +148,19 @@ def test_a_layer_needs_fewer_operators_and_waits_for_nothing(monkeypatch):
     # With five operators of the FFN, and three views of mm's results that count as operators.
     assert of_ours[0] <= 26 < 0.6 * of_stock[0]
     assert of_ours[1] < of_stock[1]
+
+
+def test_a_text_is_set_up_with_few_calls_of_functions():
+    """For each layer; a model has up to 38."""
+    counts = []
+    for num_layers in (2, 3):
+        model = stock_model("Llama 2")
+        model.model.layers = model.model.layers[:num_layers]
+        profile = cProfile.Profile()
+        assert profile.runcall(decoder.why_no_step, model) is None
+        profile.runcall(decoder.Decoder, model)
+        counts.append(pstats.Stats(profile).total_calls)
+    assert counts[1] - counts[0] < 200
 
 
 @torch.no_grad()

@@ -1,4 +1,5 @@
-"""A model as a step for one token of each sequence: what it reads, and whether a model has it.
+"""A model's forward pass for prompts, and a step for one token of each sequence after them: what it
+reads, and whether a model has it.
 
 Shapes: M sequences of T tokens, R = M · T in all; T is 1 in a step. K hidden_size; V vocabulary.
 """
@@ -41,7 +42,7 @@ class _Layer(NamedTuple):
 
 
 class Decoder:
-    """The step of a model that `why_no_step` has nothing against; it reads the model's weights."""
+    """Computes a model that `why_no_step` has nothing against; it reads the model's weights."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

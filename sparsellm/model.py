@@ -5,7 +5,8 @@ so evaluation and generation use it like any Hugging Face model. Training runs t
 `Objective` (objective.py), which also collects their statistics.
 """
 
-import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psutil
@@ -29,6 +30,9 @@ from sparsellm.recipe.sections import RuntimeConfig
 # micro-batch size (dense and sparse; a step's last micro-batch and the others), and those of
 # validation.
 _COMPILED_VARIANTS = 32
+# Whether a micro-batch that grows (`train.micro_batch_size: auto`) runs the graphs of the first
+# size. Otherwise torch compiles each size as it comes, for which training stops.
+ONE_GRAPH_FOR_ALL_SIZES = True
 
 
 class SparseDecoderLayer(nn.Module):
@@ -187,8 +191,10 @@ def use_sparse_ffn(model: HFModel) -> HFModel:
     return model
 
 
-def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
+def prepare_blocks(model: HFModel, runtime: RuntimeConfig, *, sizes_change: bool = False) -> None:
     """Compiles each block and recomputes it in the backward pass, as the recipe asks.
+
+    With ``sizes_change`` micro-batches may change their number of sequences.
 
     With `runtime.precision: fp8` or `runtime.weight_gradients: fused` linear layers are
     `SharedLinear`; in FP8 the head is one, too.
@@ -220,6 +226,30 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
         torch._dynamo.config.optimize_ddp = False
     for layer in model.model.layers:
         if runtime.compile:
-            layer.forward = torch.compile(layer.forward)
+            compiled = torch.compile(layer.forward)
+            layer.forward = partial(_run_marked, compiled) if sizes_change else compiled
         if runtime.activation_checkpointing:
-            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def mark_size(*tensors: Tensor) -> None:
+    """Says to torch.compile whether its graph shall run for any first size of these tensors.
+
+    A first size of 1 always has a graph of its own. Without a mark torch would compile one for the
+    first size, and at the second one a graph for any size.
+    """
+    dynamo = torch._dynamo
+    mark = dynamo.maybe_mark_dynamic if ONE_GRAPH_FOR_ALL_SIZES else dynamo.mark_static
+    for tensor in tensors:
+        mark(tensor, 0)
+
+
+def _run_marked(
+    compiled: Callable[..., Any], x_BTC: Tensor, *, order: TokenOrder | None = None, **options: Any
+) -> Any:
+    """Calls a compiled block with tensors of changing size.
+
+    They are marked here and not by the caller, since FSDP2's hooks make new ones in between.
+    """
+    mark_size(x_BTC, *(order or ()))
+    return compiled(x_BTC, order=order, **options)

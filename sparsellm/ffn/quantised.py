@@ -31,7 +31,8 @@ def quantised_from(values_MK: Tensor | None, scale_M: Tensor | None) -> Quantise
 
 def empty_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
     """Uninitialised memory for what `rows_in_e4m3` computes."""
-    num_rows = len(x_MK) if row_M is None else len(row_M)
+    # Not `len`, which would make compiled code one for this number of rows alone.
+    num_rows = x_MK.shape[0] if row_M is None else row_M.shape[0]
     values_MK = x_MK.new_empty(num_rows, x_MK.shape[1], dtype=E4M3)
     return QuantisedRows(values_MK, x_MK.new_empty(num_rows, dtype=torch.float32))
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel as HFModel
 
 from sparsellm.device import check_liger
 from sparsellm.ffn.token_order import token_order
+from sparsellm.model import mark_size
 from sparsellm.recipe.sections import RuntimeConfig
 
 # PyTorch's and Liger's default `ignore_index`.
@@ -49,9 +50,7 @@ class Objective(nn.Module):
         distils = torch.compile(distillation_losses) if runtime.compile else distillation_losses
         self._distillation: DistillationFunction = distils
         self._sorts_tokens = runtime.token_order == "auto"
-        # If micro-batches change their size, torch would compile blocks for any size: slower
-        # code than one graph for each of the few sizes.
-        self.compiles_each_size = False
+        self.sizes_change = False  # of micro-batches, and the loss is compiled
         self._rotary_by_kind: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def forward(
@@ -77,8 +76,6 @@ class Objective(nn.Module):
             order = token_order(inputs_BT, backbone.config.vocab_size)
         stats = []
         for layer in backbone.layers:
-            if self.compiles_each_size:
-                torch._dynamo.mark_static(x_BTC)
             # No mask: SDPA then takes its causal path.
             x_BTC, layer_stats = layer(
                 x_BTC,
@@ -91,9 +88,8 @@ class Objective(nn.Module):
             )
             stats.append(layer_stats)
         x_MC, targets_M = x_BTC.flatten(0, 1), targets_BT.flatten()
-        if self.compiles_each_size:
-            for tensor in (x_MC, targets_M):
-                torch._dynamo.mark_static(tensor)
+        if self.sizes_change:
+            mark_size(x_MC, targets_M)
         head, divergence = (backbone.norm, x_MC, self.model.lm_head, targets_M), None
         if teacher_BTV is None:
             cross_entropy = self.loss_function(*head)

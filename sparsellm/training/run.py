@@ -176,7 +176,11 @@ def build_run(
     compare_files(corpora, tokenizer, accelerator)
     loader, validation = _build_loaders(recipe, corpora, tokenizer, micro_batch.size, accelerator)
     objective, optimizer = _build_objective(
-        recipe, tokenizer.eot_id, accelerator, random_weights=random_weights
+        recipe,
+        tokenizer.eot_id,
+        accelerator,
+        random_weights=random_weights,
+        sizes_change=recipe.ffn.kernels != "dense" and micro_batch.size < micro_batch.largest,
     )
     run = Run(
         activity=activity or RankActivity(),
@@ -247,18 +251,21 @@ def _build_loaders(
 
 
 def _build_objective(
-    recipe: Recipe, eot_id: int, accelerator: Accelerator, *, random_weights: bool
+    recipe: Recipe,
+    eot_id: int,
+    accelerator: Accelerator,
+    *,
+    random_weights: bool,
+    sizes_change: bool,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """The model with its losses on this rank's device, wrapped by DDP or FSDP2; its optimizer."""
     build = build_model if random_weights else build_zero_model
     with accelerator.device:
         model = build(recipe, eot_id)
     model.train()
-    prepare_blocks(model, recipe.runtime)
+    prepare_blocks(model, recipe.runtime, sizes_change=sizes_change)
     objective = Objective(model, recipe.runtime)
-    objective.compiles_each_size = (
-        recipe.train.micro_batch_size == "auto" and recipe.runtime.compile
-    )
+    objective.sizes_change = sizes_change and recipe.runtime.compile
     objective, optimizer = accelerator.prepare(objective, build_optimizer(objective, recipe))
     return objective, optimizer.optimizer
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import set_arguments
+from torch._dynamo.utils import counters
 from warm import ranks
 
 from sparsellm.recipe import load_recipe
@@ -15,9 +17,10 @@ from sparsellm.recipe.estimate import estimate_memory
 from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import micro_batch
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch, possible_sizes
-from sparsellm.training.objective import Objective
+from sparsellm.training.objective import Objective, total_loss
 from sparsellm.training.rehearsal import double_if_it_fits
 from sparsellm.training.run import build_run, close_run
+from sparsellm.training.step import clear_gradients, forward
 
 WORKER = Path(__file__).with_name("small_memory.py")
 CALM_STEPS = 3  # not the 20 of a real run
@@ -120,6 +123,38 @@ def test_it_grows_and_neither_losses_nor_a_resume_notice(memory, train):
     assert f"step {first + 2} goes on with 2 sequences × 4 micro-batches" in output
     assert _sizes(halves) == _sizes(grown)
     assert [r["loss"] for r in halves] == [r["loss"] for r in grown]  # to the bit
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp8"])
+def test_a_growth_compiles_nothing(memory, tiny, monkeypatch, precision):
+    # Which sizes a graph is for is known once it is traced; machine code for it takes seconds.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    recipe = ["ffn.kernels=sparse", f"runtime.precision={precision}", "model.num_hidden_layers=1"]
+    tokens_BT1 = torch.arange(4 * 33).view(4, 33) % 250
+    runs = []
+    for compiled in (True, False):
+        run = build_run(tiny(*recipe, "train.micro_batch_size=auto", f"runtime.compile={compiled}"))
+        runs.append(run)
+        for layer in run.model.model.layers:  # FSDP2's hooks, too, make new tensors of a block's
+            layer.register_forward_pre_hook(lambda _, args: tuple(x.view_as(x) for x in args))
+    try:
+        for size in (2, 4):  # torch would compile a first size of 1 for itself
+            gradients = []
+            for run in runs:
+                _backward(run, tokens_BT1[:size])
+                gradients.append([p.grad for p in run.model.parameters()])
+                clear_gradients(run.optimizer, run.objective)
+            torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+            assert counters["stats"]["unique_graphs"] == 2  # a block, the loss
+    finally:
+        for run in runs:
+            close_run(run)
+
+
+def _backward(run, tokens_BT1):
+    total_loss(forward(run, tokens_BT1), 0.1, tokens_BT1[:, 1:].numel(), 1).backward()
 
 
 @pytest.mark.parametrize(("room", "size"), [(10, 2), (9, 1), (None, 1)])

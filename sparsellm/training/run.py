@@ -35,7 +35,11 @@ from sparsellm.runs.telemetry.records import Parent, Record
 from sparsellm.sparsity.counts import SparsityStats
 from sparsellm.sparsity.target import TargetController
 from sparsellm.training.counting.counters import SkippedSteps, StepReading
-from sparsellm.training.counting.kernel_policy import described_costs, set_up_kernels
+from sparsellm.training.counting.kernel_policy import (
+    compile_kernels_ahead,
+    described_costs,
+    set_up_kernels,
+)
 from sparsellm.training.counting.layout import CounterLayout
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.next_step import QueuedStep
@@ -170,6 +174,7 @@ def build_run(
         check_fp8("runtime.precision", accelerator.device)
     if recipe.runtime.compile:
         start_compile_workers()
+    compile_kernels_ahead(recipe, accelerator.device)
     micro_batch = first_micro_batch(recipe, accelerator)
     corpora = _find_corpora(recipe, accelerator)
     tokenizer = load_tokenizer(recipe.data.tokenizer)

@@ -13,6 +13,7 @@ import torch
 
 from sparsellm.device import refuse_sparse_without_gpu
 from sparsellm.ffn.dispatch import SPARSE_BELOW, Costs, Measured
+from sparsellm.ffn.kernels.compiler.compile_ahead import compile_ahead
 from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import Ramp
@@ -45,6 +46,15 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
         ffn.use_format(recipe.ffn.format, recipe.ffn.ell_width)
         ffn.use_kernels(kernels, costs)
     return reason
+
+
+def compile_kernels_ahead(recipe: Recipe, device: torch.device) -> None:
+    """Starts to compile the kernels that `set_up_kernels` will need, if it will need any."""
+    if device.type != "cuda" or recipe.ffn.kernels == "dense" or not recipe.activation.kernels:
+        return
+    if unsupported_reason(recipe, device) is None:
+        fp8, index = recipe.runtime.precision == "fp8", torch.empty(0, device=device).get_device()
+        compile_ahead(recipe.ffn.format, index, recipe.ffn.activation, fp8=fp8)
 
 
 def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:

@@ -127,7 +127,7 @@ def compile_kernels(  # noqa: PLR0917
         if is_of(source, architecture)
         and (stems is None or source.stem in stems)
         and (element == BF16 or kernel in INFERENCE)
-        and (activation == "relu" or ACTIVATION_HEADER in compile._included(source, folder))
+        and (activation == "relu" or ACTIVATION_HEADER in compile.included(source, folder))
         and (not fp8 or _has_fp8(source, folder))
     }
     used = sorted(set(kernels.values()))
@@ -137,7 +137,7 @@ def compile_kernels(  # noqa: PLR0917
 
 
 def _has_fp8(source: Path, folder: str) -> bool:
-    files = {source, *compile._included(source, folder)}
+    files = {source, *compile.included(source, folder)}
     return any("SPARSELLM_E4M3" in file.read_text(encoding="utf-8") for file in files)
 
 
@@ -275,7 +275,7 @@ def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
 def test_the_digest_covers_every_header():
     headers = set(bundled("cuda").rglob("*.cuh"))
     included = (
-        compile._included(source, a.folder)
+        compile.included(source, a.folder)
         for a in ARCHITECTURES
         for source in SOURCES
         if is_of(source, a)

@@ -81,11 +81,11 @@ def compile_options(  # noqa: PLR0917
 
 
 def _headers_digest(source: Path, folder: str) -> str:
-    headers = sorted(_included(source, folder))
+    headers = sorted(included(source, folder))
     return hashlib.sha256(b"".join(header.read_bytes() for header in headers)).hexdigest()[:16]
 
 
-def _included(source: Path, folder: str) -> set[Path]:
+def included(source: Path, folder: str) -> set[Path]:
     """All headers that a source includes, directly or not."""
     headers: set[Path] = set()
     pending = [source]
@@ -132,10 +132,14 @@ def machine_code(compiler: nvrtc.NVRTC, source: Path, options: tuple[str, ...]) 
     return path
 
 
-@functools.cache
-def _module(  # noqa: PLR0917
+def device_code(  # noqa: PLR0917
     path: Path, folder: str, device_index: int, element: torch.dtype, activation: str, fp8: bool
-) -> Any:
+) -> Path:
+    """The file of a source's machine code for a GPU; arguments are those of `load`.
+
+    Raises:
+        RuntimeError: CuPy or NVRTC is not installed; the source does not compile.
+    """
     cache_folder()  # before CuPy looks for it
     try:
         import cupy
@@ -146,15 +150,26 @@ def _module(  # noqa: PLR0917
         raise RuntimeError(
             f"the CUDA kernels need CuPy and NVRTC: {remedy}; or run without them"
         ) from error
-    with cupy.cuda.Device(device_index) as device:
-        major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])
-        shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
-        target = target_of((major, minor), compiler.capabilities)
-        options = compile_options(path, folder, target, shared_kib, element, activation, fp8=fp8)
-        began = time.perf_counter()
-        module = cupy.RawModule(path=str(machine_code(compiler, path, options)))
-        _SECONDS.append(time.perf_counter() - began)
-        return module
+    device = cupy.cuda.Device(device_index)
+    major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])
+    shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
+    target = target_of((major, minor), compiler.capabilities)
+    options = compile_options(path, folder, target, shared_kib, element, activation, fp8=fp8)
+    return machine_code(compiler, path, options)
+
+
+@functools.cache
+def _module(  # noqa: PLR0917
+    path: Path, folder: str, device_index: int, element: torch.dtype, activation: str, fp8: bool
+) -> Any:
+    began = time.perf_counter()
+    code = device_code(path, folder, device_index, element, activation, fp8)
+    import cupy
+
+    with cupy.cuda.Device(device_index):
+        module = cupy.RawModule(path=str(code))
+    _SECONDS.append(time.perf_counter() - began)
+    return module
 
 
 def kernel_for(
@@ -199,7 +214,7 @@ def load(  # noqa: PLR0917
             return int(cupy.ndarray((1,), np.uint32, module.get_global(f"exported_{name}"))[0])
 
     source = path.read_text(encoding="utf-8")
-    texts = [source, *(header.read_text(encoding="utf-8") for header in _included(path, folder))]
+    texts = [source, *(header.read_text(encoding="utf-8") for header in included(path, folder))]
     with cupy.cuda.Device(device_index) as device:
         function = module.get_function(kernel)
         # Beyond 48 KiB a kernel gets shared memory only if the driver is told once.

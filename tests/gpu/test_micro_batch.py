@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import process_env, set_arguments
+from torch._dynamo.utils import counters
 
-from gpu.conditions import need_kernels
+from gpu.conditions import need_kernels, relative
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.telemetry.records import read_metrics
-from sparsellm.training import micro_batch
+from sparsellm.training import micro_batch, run as run_module
+from sparsellm.training.micro_batch import MicroBatch
+from sparsellm.training.objective import total_loss
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.step import clear_gradients, forward
 
 pytestmark = pytest.mark.gpu
 
@@ -98,3 +103,27 @@ def test_a_size_that_the_gpu_has_no_room_for_is_halved(train):
     sizes = {record["micro_batch_size"] for record in records}
     assert len(sizes) == 1
     assert sizes.pop() < 64  # sequences of a step, which the estimate allows on the whole GPU
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_growth_compiles_nothing(tiny, monkeypatch, precision):
+    need_kernels()
+    monkeypatch.setattr(run_module, "first_micro_batch", lambda *_: MicroBatch(2, largest=4))
+    recipe = tiny(*SIZE, "model.num_hidden_layers=2", f"runtime.precision={precision}")
+    run = build_run(recipe)
+    tokens_BT1 = torch.randint(250, (4, 1025), generator=torch.Generator().manual_seed(0))
+
+    def gradients(sequences):
+        for tokens in tokens_BT1.split(sequences):
+            total_loss(forward(run, tokens), 0.1, 4 * 1024, 1).backward()
+        values = [parameter.grad for parameter in run.model.parameters()]
+        clear_gradients(run.optimizer, run.objective)
+        return values
+
+    try:
+        halves, graphs = gradients(2), counters["stats"]["unique_graphs"]
+        for whole, half in zip(gradients(4), halves, strict=True):
+            assert relative(whole, half) < 0.02
+        assert counters["stats"]["unique_graphs"] == graphs
+    finally:
+        close_run(run)

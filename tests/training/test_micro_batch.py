@@ -15,7 +15,7 @@ from warm import ranks
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.estimate import estimate_memory
 from sparsellm.runs.telemetry.records import read_metrics
-from sparsellm.training import micro_batch
+from sparsellm.training import micro_batch, rehearsal
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch, possible_sizes
 from sparsellm.training.objective import Objective, total_loss
 from sparsellm.training.rehearsal import double_if_it_fits
@@ -170,6 +170,20 @@ def test_it_grows_where_twice_the_activations_fit(memory, tiny, monkeypatch, roo
         for _ in range(CALM_STEPS + 1):
             double_if_it_fits(run, [True, True])
         assert run.micro_batch.size == size
+    finally:
+        close_run(run)
+
+
+@pytest.mark.parametrize(("reshards", "predicted"), [(False, 9), (True, 10)])
+def test_what_fsdp2_gathers_does_not_grow(memory, tiny, monkeypatch, reshards, predicted):
+    run = build_run(tiny("train.micro_batch_size=1", "runtime.compile=false"))
+    monkeypatch.setattr(rehearsal, "FSDPModule", type(run.objective))
+    plugin = SimpleNamespace(reshard_after_forward=reshards)
+    monkeypatch.setitem(run.accelerator.state.__dict__, "fsdp_plugin", plugin)
+    # At the peak 4 parts more than between steps: whole gradients, gathered weights, 2 that double.
+    part = sum(p.nbytes for p in run.objective.parameters())
+    try:
+        assert rehearsal._predicted(run, 3 * part, 7 * part) == predicted * part
     finally:
         close_run(run)
 

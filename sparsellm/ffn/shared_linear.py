@@ -77,20 +77,24 @@ class SharedLinear(nn.Linear):
     def begin_step(self, dtype: torch.dtype, accumulate: bool, fills: Fills) -> None:
         """Called before a step's first micro-batch. The weight must not change until `end_step`.
 
-        Does nothing for a shard, and for weights that are frozen or not fp32.
+        Does nothing for a shard, and for weights that are frozen. Weights that are in ``dtype``
+        already, as FSDP2 gathers them, are only quantised; autograd has their gradients.
 
         Args:
             dtype: in which the step computes.
             accumulate, fills: as in `SparseFFN.begin_step`.
         """
-        if isinstance(self.weight, DTensor) or not summable(self.weight):
+        if isinstance(self.weight, DTensor) or not self.weight.requires_grad:
+            return
+        is_summable = summable(self.weight)
+        if not is_summable and not (self.fp8 and self.weight.dtype == dtype):
             return
         ready_NK = fills.cast(self.weight, dtype)
         self.ready = [ready_NK]
         if self.fp8:
             turned = fills.quantised(transposed(self.weight, dtype)) if self.fp8_gradient else None
             self.ready = [*fills.quantised(ready_NK), *(turned or self.ready)]
-        if accumulate and self.accumulates:
+        if accumulate and self.accumulates and is_summable:
             self.sum_NK = gradient_memory(self.weight, fills)
 
     @torch.no_grad()

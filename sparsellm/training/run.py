@@ -14,7 +14,7 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     broadcast_object_list,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from sparsellm.data.held_out import validated, validation_batches
 from sparsellm.data.loader import Bookmark, TokenLoader
@@ -41,6 +41,7 @@ from sparsellm.training.counting.kernel_policy import (
     set_up_kernels,
 )
 from sparsellm.training.counting.layout import CounterLayout
+from sparsellm.training.gathered import GatheredSharing
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.next_step import QueuedStep
 from sparsellm.training.objective import Objective
@@ -116,6 +117,19 @@ class Run:
             *self.ffns,
             *(linear for module in with_linears for linear in shared_linears(module)),
         ]
+
+    @cached_property
+    def gathered(self) -> GatheredSharing | None:
+        """Where FSDP2 keeps gathered weights for a whole step: what then prepares them."""
+        if not isinstance(self.objective, FSDPModule):
+            return None
+        if self.accelerator.state.fsdp_plugin.reshard_after_forward:
+            return None
+        gathered, model = GatheredSharing(self.compute_dtype), self.model
+        for layer in model.model.layers:
+            gathered.watch(layer, [layer.mlp, *shared_linears(layer.self_attn)])
+        gathered.watch(self.objective, shared_linears(model))
+        return gathered
 
     @cached_property
     def compute_dtype(self) -> torch.dtype:

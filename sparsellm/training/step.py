@@ -157,6 +157,9 @@ def micro_batches(run: Run) -> int:
 
 def begin_sharing(run: Run, accumulate: bool) -> None:
     """Prepares what the micro-batches of a step share; ``accumulate``: there are several."""
+    if run.gathered is not None:
+        run.gathered.begin_step()
+        return
     fills = Fills()
     for part in run.sharing:
         part.begin_step(run.compute_dtype, accumulate, fills)
@@ -227,6 +230,8 @@ def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
 
 def end_sharing(run: Run) -> None:
     """Gives up what the micro-batches of a step have shared; the weights may then change."""
+    if run.gathered is not None:
+        run.gathered.end_step()
     for part in run.sharing:
         part.end_step()
 

@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsellm.ffn import shared_linear
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.state import gather_model
@@ -101,6 +103,24 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class OwnWeights:
+    """Counts how often a linear layer in FP8 quantises its weight in a forward pass by itself."""
+
+    def __init__(self) -> None:
+        self.count, self._quantise = 0, shared_linear.fp8_weight
+
+    def __enter__(self) -> OwnWeights:
+        def quantise(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+            self.count += 1
+            return self._quantise(*args, **kwargs)
+
+        shared_linear.fp8_weight = quantise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        shared_linear.fp8_weight = self._quantise
+
+
 def gradient_storages(model: torch.nn.Module) -> int:
     """How many pieces of memory the gradients are in."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -120,7 +140,7 @@ def step(overrides: list[str], out: Path) -> None:
     run.loader.close()
     run.loader = FixedBatch(run)
     run.optimizer = PlainSGD(run.objective.parameters())
-    with Collectives() as collectives:
+    with Collectives() as collectives, OwnWeights() as own_weights:
         totals = train_step(run, StopRequest())
     after = gather_model(run.model)  # all ranks take part
     if run.accelerator.is_main_process:
@@ -133,6 +153,7 @@ def step(overrides: list[str], out: Path) -> None:
             "grad_norm": totals.values["grad_norm"],
             "gathers": collectives.gathers,
             "sums": collectives.sums,
+            "own_weights": own_weights.count,
             "target": run.target.state_dict() if run.target else None,
             "mesh": mesh_shape(run.model),
             "gradient_storages": gradient_storages(run.objective),

@@ -136,6 +136,26 @@ def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
         assert len({same["gathers"] for _, same in outcomes_of_splits}) == 1
 
 
+@pytest.mark.slow
+def test_fsdp2_shares_what_it_has_gathered_in_fp8(tiny_overrides, tmp_path):
+    """As one process does: weights are quantised once per step, before the first micro-batch."""
+    common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
+    common += ["validation.every_steps=0", "runtime.precision=fp8", "runtime.compile=false"]
+    [(expected, numbers)] = _gradients(1, tmp_path / "one", common, [("train.micro_batch_size=8",)])
+    assert numbers["own_weights"] == 0
+    splits = [
+        ("train.micro_batch_size=4",),
+        ("train.micro_batch_size=2", "ffn.kernels=sparse"),
+        ("train.micro_batch_size=1", "runtime.activation_checkpointing=true"),
+    ]
+    for actual, same in _gradients(2, tmp_path / "two", common, splits, config="fsdp2.yaml"):
+        assert same["own_weights"] == 0
+        assert same["loss"] == pytest.approx(numbers["loss"], rel=1e-3)
+        for name, value in expected.items():
+            if value.ndim == 2:  # the gradients of norms are small differences
+                assert _relative(actual[name], value) < 0.2, name
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_process(

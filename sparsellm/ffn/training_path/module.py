@@ -245,7 +245,7 @@ class SparseFFN(nn.Module):
 
         Weights must not change until `end_step`. On the dense path its `SharedLinear`, if it has
         any, prepare themselves. Nothing is shared of sharded parameters, of which this rank has
-        only a part.
+        only a part; `training.gathered` calls it again once FSDP2 has gathered them.
 
         Args:
             dtype: in which the step computes.

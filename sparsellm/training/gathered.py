@@ -15,6 +15,7 @@ from torch import nn
 from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.ffn.step_shared import Fills
 from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.ffn.types import StepShared
 
 
 class GatheredSharing:
@@ -27,7 +28,7 @@ class GatheredSharing:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._is_step = False
-        self._prepared: set[nn.Module] = set()  # in this step
+        self._prepared: dict[nn.Module, StepShared | None] = {}  # in this step
 
     def watch(self, module: nn.Module, parts: Sequence[SparseFFN | SharedLinear]) -> None:
         """Adds a module that FSDP2 gathers as a whole; its hook, which gathers, comes first."""
@@ -35,19 +36,28 @@ class GatheredSharing:
         def prepare(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-            if not self._is_step or module in self._prepared:
+            if not self._is_step:
                 return None
-            self._prepared.add(module)
-            fills = Fills()
-            for part in parts:
-                part.begin_step(self._dtype, accumulate=False, fills=fills)
-            fills.fill()
-            ffn = parts[0] if parts else None
-            if isinstance(ffn, SparseFFN) and "shared" in kwargs:  # what was there before
-                return args, kwargs | {"shared": ffn.step_shared}
-            return None
+            if module not in self._prepared:
+                self._prepared[module] = self._prepare(parts)
+            shared = self._prepared[module]
+            # Passed here and not by the caller: FSDP2's hook casts arguments to the type in which
+            # the module computes, FP8 weights and their scales, too.
+            return None if shared is None else (args, kwargs | {"shared": shared})
 
         module.register_forward_pre_hook(prepare, with_kwargs=True)
+
+    def _prepare(self, parts: Sequence[SparseFFN | SharedLinear]) -> StepShared | None:
+        """Returns what the FFN, if it is on its sparse path, takes as an argument."""
+        fills = Fills()
+        for part in parts:
+            part.begin_step(self._dtype, accumulate=False, fills=fills)
+        fills.fill()
+        for part in parts:
+            if isinstance(part, SparseFFN):
+                shared, part.step_shared = part.step_shared, None
+                return shared
+        return None
 
     def begin_step(self) -> None:
         """From now on until `end_step`, what is gathered stays gathered."""

@@ -77,13 +77,17 @@ def check_device(name: str | None) -> None:
         raise ValueError(f"--device {name}: there is no GPU here; omit --device to use the CPU")
 
 
-def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> None:
+def check_out(
+    path: Path, *, is_folder: bool = False, option: str = "--out", begins: str = ""
+) -> None:
     """Checks that an output can be written, before hours of computation.
 
     Args:
         path: the file, or the folder; neither it nor the folders above need exist.
         is_folder: whether the output is a folder.
         option: the option with which a user names another output.
+        begins: the beginning of every file that the command writes. Only such a file is replaced:
+            a slip such as ``--out RUN/metrics.jsonl`` would lose a run's records.
 
     Raises:
         ValueError: it cannot be written; the message says why.
@@ -92,6 +96,8 @@ def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> 
     existing = next(p for p in (place, *place.parents) if p.exists())
     if path.is_dir() and not is_folder:
         why = "it is a folder"
+    elif begins and path.exists() and not _is_replaceable(path, begins):
+        why = "it exists, and this command did not write it"
     elif not existing.is_dir():
         why = f"{existing} is not a folder"
     elif reason := _write_obstacle(existing):
@@ -100,6 +106,14 @@ def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> 
         return
     kind = "folder" if is_folder else "file"
     raise ValueError(f"{path} cannot be written ({why}); name another {kind}: {option}")
+
+
+def _is_replaceable(path: Path, begins: str) -> bool:
+    """Whether it is a file, not a device, and empty or with that beginning."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(begins.encode())) in (b"", begins.encode())
 
 
 def _write_obstacle(folder: Path) -> str | None:

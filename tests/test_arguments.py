@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,12 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match=f"{path} cannot be written .*{why}"):
             check_out(path, is_folder=is_folder)
+    for text, is_replaced in (("", True), ("<html> 1", True), ('{"kind": 1}', False)):
+        file.write_text(text)
+        with nullcontext() if is_replaced else pytest.raises(ValueError, match="did not write it"):
+            check_out(file, begins="<html>")
+    with pytest.raises(ValueError, match=r"/dev/null cannot be written .*did not write it"):
+        check_out(Path("/dev/null"), begins="<html>")
     monkeypatch.setattr("os.access", lambda path, mode: path != folder)  # root may write anywhere
     check_out(file)
     with pytest.raises(ValueError, match="folder is write-protected"):

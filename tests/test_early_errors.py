@@ -63,11 +63,12 @@ REFUSED = {
     "generate full --temperature -1": "may be negative",
     "eval full": "full is not a checkpoint",
     "eval runs/debug --out full": "full cannot be written (it is a folder)",
+    "eval runs/debug --out text/bad.jsonl": "text/bad.jsonl cannot be written (it exists, and this "
+    "command did not write it); name another file: --out",
     "sweep mine.yaml --set logging.wandb=online": "wandb has no API key: run `wandb login`",
     "report": "give run folders, or one sweep: --sweep runs/quality",
     "report full --sweep full": "give run folders, or one sweep",
-    "report full --out full/metrics.jsonl": "--out full/metrics.jsonl: the page is HTML; name a "
-    "file that ends in .html",
+    "report full --out text/bad.jsonl": "text/bad.jsonl cannot be written (it exists, and this ",
     "report full --out full": "full cannot be written (it is a folder); name another file: --out",
     "report full": "full is not a run: it has no metrics.jsonl",
     "report --sweep full": "has no sweep.json",

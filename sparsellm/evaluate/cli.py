@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from sparsellm.evaluate.suite import Suite
     from sparsellm.runs.huggingface.pretrained import Pretrained
 
+_BEGINNING = '{\n "checkpoint"'  # of every file of scores
+
 
 def add_eval_parser(commands: Any) -> None:
     """Adds ``eval`` to the ``sparsellm`` command."""
@@ -84,7 +86,7 @@ def _check(options: argparse.Namespace) -> None:
     check_device(options.device)
     _names(options.tasks)
     if options.out is not None:
-        check_out(options.out)
+        check_out(options.out, begins=_BEGINNING)
     find_checkpoint(options.checkpoint)
 
 
@@ -237,8 +239,10 @@ def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluato
 
     suite = evaluator.suite.model_dump(mode="json")
     content = {**about, **asdict(scores), "suite": suite}
+    text = json.dumps(content, indent=1) + "\n"
+    assert text.startswith(_BEGINNING)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    write_atomically(path, text)
     return path
 
 

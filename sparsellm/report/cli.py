@@ -29,12 +29,7 @@ def _report(options: argparse.Namespace) -> None:
     if bool(options.run_paths) == bool(options.sweep):
         raise ValueError("give run folders, or one sweep: --sweep runs/quality")
     if options.out is not None:
-        # A slip such as --out RUN/metrics.jsonl would replace the records.
-        if options.out.suffix.lower() not in {".html", ".htm", ""}:
-            raise ValueError(
-                f"--out {options.out}: the page is HTML; name a file that ends in .html"
-            )
-        check_out(options.out)
+        check_out(options.out, begins="<!doctype html>")
     with waiting("writing the report"):
         _write(options)
 

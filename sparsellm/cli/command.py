@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from sparsellm import __version__
 from sparsellm.analyze.cli import add_analyze_parser
-from sparsellm.arguments import check_out, model_path
+from sparsellm.arguments import model_path
 from sparsellm.bench.cli import add_bench_parser
 from sparsellm.cli.parser import Parser
 from sparsellm.cli.recipe_cli import add_recipe_arguments, add_recipe_parser
@@ -188,10 +188,6 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     if options.init_from and options.resume:
         raise ValueError("--init-from starts at step 0 and --resume does not; use only one of them")
     recipe = _recipe_to_train(options)
-    run_path = recipe.run_path.resolve()
-    if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
-        raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
-    check_out(run_path, is_folder=True, option="--set logging.run_dir=DIR")
     start = None
     notes: list[str] = []
     if ranks.is_main():

@@ -12,6 +12,7 @@ from sparsellm.data.workers import leave_if_main_is_imported
 from sparsellm.processes import ranks
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
 
 
 def train(
@@ -62,6 +63,8 @@ def train(
         raise ValueError(f"overrides {overrides!r}: must be a dictionary such as {{'seed': 1}}")
     resume, init_from = (None if path is None else Path(path) for path in (resume, init_from))
     recipe = _resolved(recipe, overrides or {}, init_from, fresh=fresh)
+    if not fresh:
+        recipe = with_tokenizer_at_hand(recipe)
     from sparsellm.training.resume.start_checks import check_run
 
     if ranks.is_main():

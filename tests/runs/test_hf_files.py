@@ -15,6 +15,7 @@ import sparsellm
 from runs.hf_models import short_text, write_chat_model
 from sparsellm.cli import main
 from sparsellm.export.save_export import export, import_export
+from sparsellm.recipe import load_recipe
 from sparsellm.runs.huggingface.pretrained import find_checkpoint, load_pretrained
 from sparsellm.runs.telemetry.records import read_metrics
 
@@ -137,8 +138,10 @@ def test_a_run_resumes_from_elsewhere_and_without_the_folder_of_its_tokenizer(
     monkeypatch.chdir(tmp_path)
     assert main([*command, "--set", "train.steps=4"]) == 0, capsys.readouterr().err
     assert "resuming from" in capsys.readouterr().out
+    gone = [f"data.tokenizer=hf:{folder.name}", "train.steps=5"]
+    sparsellm.train(load_recipe("debug", [*tiny_overrides, *gone]))
     steps = [r["step"] for r in read_metrics(tmp_path / "runs" / "debug", "train")]
-    assert steps == [1, 2, 3, 4]
+    assert steps == [1, 2, 3, 4, 5]
     assert main([*command, "--set", "name=new"]) == 1  # a new run needs it
     assert "data.tokenizer hf:theirs: no such folder" in capsys.readouterr().err
 

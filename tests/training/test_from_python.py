@@ -39,6 +39,9 @@ def test_it_trains_resumes_and_returns_the_folder_of_the_run(tiny_overrides, cap
         settings = overrides | {"name": argument, "train.steps": 3}
         other = sparsellm.train("debug", settings, **{argument: str(checkpoint)})
         assert [r["step"] for r in read_metrics(other, "train")] == steps
+    with pytest.raises(ValueError, match=r"--fresh would move --init-from .*; add --set name=NEW"):
+        sparsellm.train("debug", overrides, fresh=True, init_from=checkpoint)
+    assert checkpoint.is_dir()
 
 
 def test_what_contradicts_names_the_remedy(tiny):
@@ -53,6 +56,9 @@ def test_what_contradicts_names_the_remedy(tiny):
         sparsellm.train("debug", ["train.steps=3"])
     with pytest.raises(ValueError, match=r"overrides: train.steps is of type object; give numbers"):
         sparsellm.train("debug", {"train.steps": object()})
+    blocked = ROOT / "LICENSE" / "runs"
+    with pytest.raises(ValueError, match=r"LICENSE is not a folder\); name another .*run_dir=DIR"):
+        sparsellm.train(tiny(f"logging.run_dir={blocked}"))
     errors = []
 
     def call():

@@ -254,8 +254,10 @@ class RunLock:
         if holder is not None and holder.is_here:
             return holder.process is None or not holder.is_of(self._run_path)
         who = holder.text if holder else f"whoever wrote {self._file}"
-        self._say(f"waiting for a sign of life of {who}, for {STALE_SECONDS:.0f} s at most")
-        end = time.monotonic() + STALE_SECONDS
+        # An empty file is filled at once, unless its process was killed or the power failed.
+        seconds = STALE_SECONDS if lock_state[0] else RENEW_SECONDS
+        self._say(f"waiting for a sign of life of {who}, for {seconds:.0f} s at most")
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(_WATCH_SECONDS)
             if _look(self._file) != lock_state:

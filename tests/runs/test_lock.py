@@ -147,6 +147,27 @@ def test_a_damaged_lock_is_watched_and_taken(path, impatient, content):
     lock.release()
 
 
+def test_a_lock_that_a_killed_process_left_empty_is_taken_soon(path, impatient, monkeypatch):
+    monkeypatch.setattr(lock_module, "STALE_SECONDS", 3.0)
+    path.mkdir()
+    (path / "running.json").touch()
+    lock, started = RunLock(path, _quiet, _quiet), time.monotonic()
+    lock.acquire()
+    assert time.monotonic() - started < 2
+    lock.release()
+
+
+def test_a_lock_that_is_filled_meanwhile_is_anothers(path, impatient, monkeypatch):
+    monkeypatch.setattr(lock_module, "RENEW_SECONDS", 3.0)
+    path.mkdir()
+    (path / "running.json").touch()
+    writer = threading.Timer(0.2, _leave_lock, [path], {"pid": os.getpid()})
+    writer.start()
+    with pytest.raises(ValueError, match="is being trained"):
+        RunLock(path, _quiet, _quiet).acquire()
+    writer.join()
+
+
 def test_another_hosts_lock_is_taken_only_if_it_is_not_renewed(path, impatient, elsewhere):
     first, second = RunLock(path, _quiet, _quiet), RunLock(path, _quiet, _quiet)
     first.acquire()

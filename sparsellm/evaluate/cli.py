@@ -129,7 +129,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     if options.log_samples:
         print(f"saved {_save_samples(loaded.out.with_suffix(''), evaluator)}/")
     if pretrained:
-        _log_to_wandb(pretrained, scores)
+        _log_to_wandb(pretrained, scores, options.limit)
 
 
 def _load(options: argparse.Namespace, accelerator: Any) -> _Loaded:
@@ -263,13 +263,23 @@ def _save_samples(folder: Path, evaluator: Evaluator) -> Path:
     return folder
 
 
-def _log_to_wandb(loaded: Pretrained, scores: Scores) -> None:
-    """Logs to the training run's wandb run, if it has one."""
+def _log_to_wandb(loaded: Pretrained, scores: Scores, limit: int | None) -> None:
+    """Logs to the training run's wandb run, if it has one.
+
+    Its scores have one name each: those of a ``limit`` that is not the run's would be taken for
+    scores of whole tasks.
+    """
     from sparsellm.evaluate.scores import to_record
     from sparsellm.runs.history import run_of
     from sparsellm.runs.telemetry.dashboard import WANDB_ID_FILE, start_wandb, wandb_values
 
     if loaded.recipe.logging.wandb == "disabled":
+        return
+    if limit not in (None, loaded.recipe.evaluation.limit):
+        print(
+            f"not logged to wandb: the run's scores have evaluation.limit "
+            f"{loaded.recipe.evaluation.limit}, and these --limit {limit}"
+        )
         return
     run_path = run_of(loaded.path.resolve())
     if run_path is None or not (run_path / WANDB_ID_FILE).is_file():

@@ -438,12 +438,17 @@ def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, cli, data_di
     run = (tmp_path / "runs" / "debug").rename(tmp_path / "moved")
     result = cli("eval", str(run), "--data-dir", str(data_dir), "--limit", "3")
     assert result.returncode == 0, result.stderr
+    # Scores of fewer rows are not to be taken for those that have the same name.
+    result = cli("eval", str(run), "--data-dir", str(data_dir), "--tasks", "piqa", "--limit", "2")
+    assert "run's scores have evaluation.limit 3, and these --limit 2" in result.stdout
     scores, run_ids = [], set()
     for record in _offline_records(run):
         if record.WhichOneof("record_type") == "history":
             items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
-            if "evaluation/mean" in items:
-                scores.append({k: json.loads(v) for k, v in items.items() if not k.startswith("_")})
+            if "evaluation/piqa/acc" in items:
+                own = {k: json.loads(v) for k, v in items.items() if not k.startswith("_")}
+                own.pop("sent/evaluation", None)  # training notes what wandb has
+                scores.append(own)
         elif record.WhichOneof("record_type") == "run":
             run_ids.add(record.run.run_id)
     assert run_ids == {(run / "wandb_id").read_text()}

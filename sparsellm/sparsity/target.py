@@ -166,7 +166,7 @@ class TargetController:
         if not why and "killed" in self._warned:
             why = self._killed()
         if not why:
-            l1 = math.exp(sum(self._log_l1) / len(self._log_l1))
+            l1 = final_l1(self.state_dict())
             why = f"λ was still moving: train longer, or start nearer, at λ {l1:.2g}"
         target = f"{self._section}target_nnz {self._target:g}"
         return f"non-zeros are {error:+.0%} off {target}: {why}"
@@ -224,6 +224,11 @@ class TargetController:
         self._start = state["start"]  # the limits stay, whatever sparsity.l1_coefficient is now
         self._warned = set(state["said"])
         return True
+
+
+def final_l1(state: dict[str, Any]) -> float:
+    """The λ that a controller's `state_dict` ended with; of several loops, their geometric mean."""
+    return math.exp(sum(state["log_l1"]) / len(state["log_l1"]))
 
 
 def _smoothed(before: list[float] | None, new: list[float], weight: float) -> list[float]:

@@ -130,6 +130,14 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
     done = cli_here("train", "--recipe", "debug", *set_arguments(settings))
     assert "λ goes on as the controller left it" in done.stdout
     assert read_metrics(path, "train")[-1]["l1_coefficient"] == pytest.approx(0.01, rel=0.07)
+    # Without a target λ is the recipe's again, which may be far from where the controller left it.
+    state = json.loads((path / "checkpoints" / "step_00000014" / "trainer.json").read_text())
+    (log_l1,) = state["target"]["log_l1"]
+    settings += ["train.steps=15", "sparsity.target_nnz=null"]
+    done = cli_here("train", "--recipe", "debug", *set_arguments(settings))
+    change = f"it changes from {math.exp(log_l1):.3g} to sparsity.l1_coefficient 0.02; to hold it,"
+    assert f"λ is adjusted no more: {change}" in done.stdout
+    assert read_metrics(path, "train")[-1]["l1_coefficient"] == 0.02
 
 
 def _scheduled(target, *earlier):

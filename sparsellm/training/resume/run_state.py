@@ -17,7 +17,7 @@ from sparsellm.runs.huggingface import hf_files
 from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.huggingface.pretrained import read_weights
 from sparsellm.runs.telemetry.records import Parent
-from sparsellm.sparsity.target import TargetController
+from sparsellm.sparsity.target import final_l1
 from sparsellm.training.counting.kernel_policy import kernels_state, restore_kernels
 from sparsellm.training.optimization.schedule import rate_changes
 from sparsellm.training.resume.resumable import (
@@ -147,8 +147,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
     run.saver.ancestors = saved.manifest.branch
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
     run.micro_batch.saved = saved.trainer.get("micro_batch")
-    if run.target is not None:
-        notes += _restore_target(run, run.target, saved.trainer.get("target"), changes)
+    notes += _restore_target(run, saved.trainer.get("target"), changes)
     states = checkpoint.data_states(path)
     try:
         notes += run.loader.load_state_dict(merge(states))
@@ -166,17 +165,29 @@ def restore_run(run: Run, path: Path) -> list[str]:
     return notes
 
 
-def _restore_target(
-    run: Run, target: TargetController, saved: dict[str, Any] | None, changes: list[str]
-) -> list[str]:
+def _restore_target(run: Run, saved: dict[str, Any] | None, changes: list[str]) -> list[str]:
+    """Restores the controller's state, if there is any; returns what λ does that was not planned.
+
+    ``saved`` may be None: the checkpoint's run had no target.
+    """
+    target, initial = run.target, run.recipe.sparsity.l1_coefficient
+    if target is None:
+        return [] if saved is None else [_end_of_target(saved, initial)]
     if saved is None or not target.load_state_dict(saved):
-        initial = run.recipe.sparsity.l1_coefficient
         return [f"λ starts anew from sparsity.l1_coefficient {initial:g}"]
     change = target.target_change(run.step)
     notes = [] if change is None else [change]
     if cause_in(changes, f"{CHANGED}sparsity.l1_coefficient "):
         notes.append("λ goes on as the controller left it, whatever sparsity.l1_coefficient is now")
     return notes
+
+
+def _end_of_target(saved: dict[str, Any], initial: float) -> str:
+    last = final_l1(saved)
+    return (
+        f"λ is adjusted no more: it changes from {last:.3g} to sparsity.l1_coefficient "
+        f"{initial:g}; to hold it, --set sparsity.l1_coefficient={last:.3g}"
+    )
 
 
 def _rng_state() -> dict[str, Tensor]:

@@ -3,72 +3,30 @@
 L layers, M tokens of a micro-batch, N neurons.
 """
 
-import math
-import warnings
-import weakref
 from collections.abc import Iterable
-from copy import deepcopy
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.ffn.token_order import TrainingOrder
-from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.training_path.recorded import Recorded
-from sparsellm.sparsity.counts import SparsityStats, StepCounts, StepNumbers, nnz_statistics
+from sparsellm.sparsity.coefficients import Coefficients
+from sparsellm.sparsity.counts import (
+    SparsityStatistics,
+    SparsityStats,
+    StepCounts,
+    StepNumbers,
+    nnz_statistics,
+)
 from sparsellm.sparsity.forward_passes import named_ffns, take_recorded
 from sparsellm.sparsity.layer_kernels import Call, LayerKernels
-from sparsellm.sparsity.over_ranks import Group
-from sparsellm.sparsity.target import TargetController
+from sparsellm.sparsity.optimizer_steps import OptimizerSteps
+from sparsellm.sparsity.over_ranks import Group, warn_on_first_rank
+from sparsellm.sparsity.settings import ControllerSettings, check_range
 from sparsellm.words import listed
-
-
-@dataclass(frozen=True)
-class SparsityStatistics:
-    """A step's numbers over all ranks; lists run over the layers, in the model's order."""
-
-    step: int  # 1 is the first
-    num_tokens: int
-    l1: float  # Σ|h| as in `l1_loss`, mean over tokens and layers
-    l1_coefficient: list[float]  # λ
-    nnz_mean: list[float]  # neurons active for a token
-    nnz_p50: list[int]
-    nnz_p99: list[int]
-    nnz_max: list[int]
-    dead_fraction: list[float]  # neurons inactive for `dead_window_tokens` or longer
-    union_mean: list[float]  # neurons active for at least one of 64 neighbouring tokens
-    sparse: list[bool]  # computed by the sparse kernels
-    recomputed: int  # patterns that did not fit, which the backward pass recomputed
-    target_error: float | None  # smoothed non-zeros over the target, minus one
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """As `target.TargetSettings`."""
-
-    target_nnz: float | None
-    target_per_layer: bool
-    l1_coefficient: float
-    l1_zero_steps: int
-
-    def check(self) -> None:
-        """Raises ValueError for a value out of range."""
-        _check_range("l1_coefficient", self.l1_coefficient, at_least=0)
-        _check_range("l1_zero_steps", self.l1_zero_steps, at_least=0)
-        if self.target_nnz is None:
-            return
-        _check_range("target_nnz", self.target_nnz, at_least=0)
-        if not (self.target_nnz > 0 and self.l1_coefficient > 0):
-            raise ValueError(
-                f"target_nnz {self.target_nnz} and l1_coefficient {self.l1_coefficient}: a target "
-                "needs to be above 0, and a λ to start from, such as l1_coefficient=2e-4"
-            )
 
 
 class SparsityController:
@@ -136,26 +94,26 @@ class SparsityController:
         process_group: Group = None,
     ) -> None:
         self.ffns = named_ffns(model)
-        settings = _Settings(target_nnz, target_per_layer, l1_coefficient, l1_zero_steps)
-        settings.check()
-        _check_range("warmup_steps", warmup_steps, at_least=0)
-        _check_range("dead_window_tokens", dead_window_tokens, at_least=1)
-        if target_nnz is not None:
-            _check_target(self.ffns, target_nnz)
-        self._settings = settings
-        self._target: TargetController | None = None
-        if target_nnz is not None:
-            self._target = TargetController(settings, len(self.ffns), warmup_steps, recipe=False)
-        self._window_tokens, self._group = dead_window_tokens, process_group
+        settings = ControllerSettings(
+            target_nnz,
+            target_per_layer,
+            l1_coefficient,
+            l1_zero_steps,
+            warmup_steps,
+            dead_window_tokens,
+        )
+        settings.check(self.ffns)
+        self._optimizer_steps = OptimizerSteps(optimizer)
+        self._coefficients = Coefficients(settings, len(self.ffns))
+        self._group = process_group
         self.num_steps = 0  # that `step` has followed
-        self._forgotten = False  # an optimizer has made a step that `step` has not followed
         self._counts: StepCounts | None = None  # of the present step, from its first micro-batch on
         self._last: StepCounts | None = None  # of the step before
         self._numbers: StepNumbers | None = None  # of that step, once they have been read
         self._unused: list[StepNumbers] = []  # since kernels were last chosen
-        self._neurons: SparsityStats | None = None
-        # Until the device is known.
-        self._saved_neurons = self._silent_neurons(torch.device("cpu")).state_dict()
+        sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
+        device = torch.device("cpu")  # until that of the steps is known
+        self._neurons = SparsityStats(len(sizes), max(sizes), dead_window_tokens, device)
         self._l1: list[float] = []  # λ of each layer in the present step
         self._sparse: list[bool] = []
         self._last_l1, self._last_sparse = self._l1, self._sparse
@@ -168,21 +126,6 @@ class SparsityController:
             if ffn.training_order is not None:
                 ffn.training_order.unwatch()  # of a controller before this one
             ffn.records, ffn.training_order = True, order
-        self._watch(optimizer)
-
-    def _watch(self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> None:
-        """Notes the optimizer's steps, to find a `step` that was forgotten."""
-        this = weakref.ref(self)  # optimizers outlive a controller
-        optimizers = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
-        # accelerate wraps an optimizer; the one inside makes the steps.
-        optimizers = [getattr(each, "optimizer", each) for each in optimizers]
-        if not optimizers or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
-            raise ValueError(
-                f"optimizer {optimizer!r}: give the torch.optim.Optimizer that trains the model, "
-                "or a list of them"
-            )
-        for each in optimizers:
-            each.register_step_post_hook(lambda *_: _note_step(this))
 
     @property
     def dense_because(self) -> str | None:
@@ -206,9 +149,9 @@ class SparsityController:
                 step.
             ValueError: layers have computed different numbers of tokens; ``num_tokens`` below 1.
         """
-        self._check_forgotten()
+        self._optimizer_steps.check()
         if isinstance(num_tokens, Real):
-            _check_range("num_tokens", num_tokens, at_least=1)
+            check_range("num_tokens", num_tokens, at_least=1)
         recorded = take_recorded(self.ffns)
         stats = [record.stats for record in recorded]
         tokens = stats[0].nnz_M.numel()
@@ -241,12 +184,11 @@ class SparsityController:
                 "controller.l1_loss(): add l1_loss() to the loss after each forward pass, and call "
                 "step() once after each optimizer.step()"
             )
-        counts, neurons = self._counts, self._neurons
-        assert neurons is not None
+        counts = self._counts
         assert self._call is not None
         counts.reduce(self._group)
         refused = torch.zeros((), device=counts.active_LN.device)
-        neurons.advance(counts.active_LN, counts.num_tokens, refused)
+        self._neurons.advance(counts.active_LN, counts.num_tokens, refused)
         counts.send()
         self._kernels.measure(self._call)
         # By the steps that have been read; this one has not.
@@ -256,12 +198,12 @@ class SparsityController:
             self._kernels.begin_sparse()
         self._last, self._numbers, self._counts = counts, None, None
         self._last_l1, self._last_sparse = self._l1, self._sparse
-        self._forgotten = False
+        self._optimizer_steps.followed()
         self.num_steps += 1
 
     def statistics(self) -> SparsityStatistics | None:
         """The numbers of the last step, or None before the first step. Waits for the device."""
-        if self._last is None or self._neurons is None:
+        if self._last is None:
             return None
         numbers, num_layers = self._read(), len(self.ffns)
         nnz = nnz_statistics(self._last.histogram_LC.cpu().numpy())
@@ -279,13 +221,11 @@ class SparsityController:
             union_mean=numbers.union_L,
             sparse=self._last_sparse,
             recomputed=numbers.recomputed,
-            target_error=self._target.error if self._target else None,
+            target_error=self._coefficients.target_error,
         )
 
     def dead_neurons(self) -> dict[str, Tensor]:
         """The dead neurons of each FFN by its name: (N,) bool on the device."""
-        if self._neurons is None:
-            return {}
         dead_LN = self._neurons.dead_LN()
         return {
             name: dead_N[: ffn.intermediate_size]
@@ -302,14 +242,15 @@ class SparsityController:
         Raises:
             RuntimeError: `step` did not follow the last optimizer step.
         """
-        self._check_forgotten()
+        self._optimizer_steps.check()
         if self._last is not None:
             self._read()
-        neurons = self._saved_neurons if self._neurons is None else self._neurons.state_dict()
         return {
             "num_steps": self.num_steps,
-            "target": deepcopy(self._target.state_dict()) if self._target else None,
-            "neurons": {name: tensor.clone() for name, tensor in neurons.items()},
+            "target": self._coefficients.state_dict(),
+            "neurons": {
+                name: tensor.clone() for name, tensor in self._neurons.state_dict().items()
+            },
             **self._kernels.state_dict(),
             "device": self._device_name(),
         }
@@ -340,48 +281,27 @@ class SparsityController:
                 f"this state belongs to FFNs with up to {saved_neurons} neurons; the model has up "
                 f"to {num_neurons}"
             )
-        if self._target is not None and not (
-            state["target"] and self._target.load_state_dict(deepcopy(state["target"]))
-        ):
-            raise ValueError(
-                "this state belongs to a run without target_nnz, or with another target_per_layer; "
-                "give the controller the same arguments"
-            )
-        self.num_steps, self._forgotten = state["num_steps"], False
+        self._coefficients.load_state_dict(state["target"])
+        self.num_steps = state["num_steps"]
+        self._optimizer_steps.followed()
         self._counts = self._last = self._numbers = None
         self._unused.clear()
-        self._neurons, self._saved_neurons = None, state["neurons"]
+        self._neurons.load_state_dict(state["neurons"])
         if state["device"] == self._device_name():
             self._kernels.load_state_dict(state)
-
-    def _check_forgotten(self) -> None:
-        if self._forgotten:
-            raise RuntimeError(
-                "an optimizer has made a step, and controller.step() was not called after it: call "
-                "it once after every optimizer.step(), on all ranks"
-            )
 
     def _device_name(self) -> str:
         return device_name(next(iter(self.ffns.values())).pattern_weight.device)
 
-    def _silent_neurons(self, device: torch.device) -> SparsityStats:
-        sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
-        return SparsityStats(len(sizes), max(sizes), self._window_tokens, device)
-
     def _begin_step(self, device: torch.device) -> None:
         """At a step's first micro-batch: reads the step before, and moves λ."""
-        if self._neurons is None:
-            self._neurons = self._silent_neurons(device)
-            self._neurons.load_state_dict(self._saved_neurons)
+        self._optimizer_steps.begin()
+        self._neurons.move_to(device)
         if self._last is not None:
             self._read()
         num_layers, num_neurons = self._neurons.silent_tokens_LN.shape
         self._counts = StepCounts(num_layers, num_neurons, device)
-        if self._target is not None:
-            self._l1 = self._target.l1_by_layer(self.num_steps)
-        else:
-            zero = self.num_steps < self._settings.l1_zero_steps
-            self._l1 = [0.0 if zero else self._settings.l1_coefficient] * num_layers
+        self._l1 = self._coefficients.by_layer(self.num_steps)
         self._l1_L = torch.tensor(self._l1).to(device, non_blocking=True)
         self._sparse = self._kernels.sparse
 
@@ -392,7 +312,7 @@ class SparsityController:
         ordered = self._order is not None and self._order.is_of(num_tokens)
         self._call = Call(num_tokens, record.dtype, record.compiled, ordered, nnz_M.device)
         if first and self._order is not None and not ordered:
-            _warn_on_first_rank(
+            warn_on_first_rank(
                 f"the FFNs have computed {num_tokens:,} tokens, and `embedding` was not called "
                 "with their ids, in training mode: they are not sorted, and sparse kernels slower",
                 stacklevel=4,
@@ -406,40 +326,5 @@ class SparsityController:
             if self._numbers.num_tokens == 0:
                 return self._numbers  # they say nothing about λ and kernels
             self._unused.append(self._numbers)
-            if self._target is not None:
-                self._target.observe(self.num_steps - 1, self._numbers.nnz_L)
-                if warning := self._target.new_warning():
-                    _warn_on_first_rank(f"step {self.num_steps}: {warning}", stacklevel=5)
+            self._coefficients.observe(self.num_steps - 1, self._numbers.nnz_L, stacklevel=5)
         return self._numbers
-
-
-def _note_step(controller: "weakref.ref[SparsityController]") -> None:
-    this = controller()
-    # Steps before the first l1_loss are none of a loop that uses it.
-    if this is not None and this._counts is not None:
-        this._forgotten = True
-
-
-def _warn_on_first_rank(message: str, stacklevel: int) -> None:
-    """Warns on the first rank only; the levels count from here."""
-    if not (dist.is_initialized() and dist.get_rank()):
-        warnings.warn(message, stacklevel=stacklevel)
-
-
-def _check_range(name: str, value: float, *, at_least: float) -> None:
-    if not isinstance(value, Real) or not at_least <= value < math.inf:
-        raise ValueError(f"{name} {value!r} must be a number of at least {at_least}, and finite")
-
-
-def _check_target(ffns: dict[str, SparseFFN], target_nnz: float) -> None:
-    for name, ffn in ffns.items():
-        if target_nnz >= ffn.intermediate_size:
-            raise ValueError(
-                f"target_nnz {target_nnz:g} must be below the {ffn.intermediate_size} neurons of "
-                f"{name or 'the FFN'}"
-            )
-        if not ACTIVATIONS[ffn.activation].exact_zeros:
-            raise ValueError(
-                f"target_nnz: {name} has {ffn.activation}, of which no activation is exactly zero; "
-                "build it with activation='relu' or 'relu2', or set target_nnz to None"
-            )

@@ -7,6 +7,7 @@ L layers, M tokens of a micro-batch, N neurons of the widest layer, C = N + 1: t
 non-zeros that a token can have.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -123,6 +124,25 @@ class StepCounts:
         )
 
 
+@dataclass(frozen=True)
+class SparsityStatistics:
+    """A step's numbers over all ranks; lists run over the layers, in the model's order."""
+
+    step: int  # 1 is the first
+    num_tokens: int
+    l1: float  # Σ|h| as in `l1_loss`, mean over tokens and layers
+    l1_coefficient: list[float]  # λ
+    nnz_mean: list[float]  # neurons active for a token
+    nnz_p50: list[int]
+    nnz_p99: list[int]
+    nnz_max: list[int]
+    dead_fraction: list[float]  # neurons inactive for `dead_window_tokens` or longer
+    union_mean: list[float]  # neurons active for at least one of 64 neighbouring tokens
+    sparse: list[bool]  # computed by the sparse kernels
+    recomputed: int  # patterns that did not fit, which the backward pass recomputed
+    target_error: float | None  # smoothed non-zeros over the target, minus one
+
+
 class NnzStatistics(NamedTuple):
     """The non-zeros per token of each layer."""
 
@@ -203,6 +223,11 @@ class SparsityStats:
     def dead_LN(self) -> Tensor:
         """(L, N) bool: neurons that have been silent for at least `window_tokens`."""
         return self.silent_tokens_LN >= self.window_tokens
+
+    def move_to(self, device: torch.device) -> None:
+        """Moves the numbers to the device where the steps will be counted."""
+        for name in _STATE:
+            setattr(self, name, getattr(self, name).to(device))
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a resumed run goes on from."""

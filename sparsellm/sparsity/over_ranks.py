@@ -1,5 +1,6 @@
-"""Sums and maxima over ranks; of a single process, its own values."""
+"""Sums and maxima over ranks, of a single process its own values; warnings of all ranks once."""
 
+import warnings
 from typing import TypeAlias
 
 import torch
@@ -27,3 +28,9 @@ def largest(value: int, device: torch.device, group: Group = None) -> int:
 def any_rank(flag: bool, device: torch.device, group: Group = None) -> bool:
     """Whether ``flag`` holds on any rank; also a barrier."""
     return bool(largest(int(flag), device, group))
+
+
+def warn_on_first_rank(message: str, stacklevel: int) -> None:
+    """Warns on the first rank only; the levels count from here."""
+    if not (dist.is_initialized() and dist.get_rank()):
+        warnings.warn(message, stacklevel=stacklevel)

@@ -5,7 +5,7 @@ from typing import Any
 
 from sparsellm.sparsity.over_ranks import warn_on_first_rank
 from sparsellm.sparsity.settings import ControllerSettings
-from sparsellm.sparsity.target import TargetController
+from sparsellm.sparsity.target import TargetController, final_l1
 
 
 class Coefficients:
@@ -56,6 +56,13 @@ class Coefficients:
         Raises:
             ValueError: it is of other settings of the target.
         """
+        if self._target is None and state:
+            last = f"{final_l1(state):.3g}"
+            raise ValueError(
+                f"this state belongs to a run with target_nnz, which has moved λ to {last}: give "
+                f"the controller the same arguments, or to keep λ, l1_coefficient={last} and load "
+                "{**state, 'target': None}"
+            )
         if self._target and not (state and self._target.load_state_dict(deepcopy(state))):
             raise ValueError(
                 "this state belongs to a run without target_nnz, or with another target_per_layer; "

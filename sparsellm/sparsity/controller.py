@@ -75,7 +75,8 @@ class SparsityController:
     Raises:
         ValueError: the model has no `SparseFFN`; there is a target, and an FFN uses SiLU or has no
             more neurons than the target; an FFN has adapters but always runs sparse; an argument is
-            out of range; ``optimizer`` or ``embedding`` is not an optimizer or embedding.
+            out of range; ``optimizer`` is not an optimizer, or of another model; ``embedding`` is
+            not an embedding.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class SparsityController:
             dead_window_tokens,
         )
         settings.check(self.ffns)
-        self._optimizer_steps = OptimizerSteps(optimizer)
+        self._optimizer_steps = OptimizerSteps(model, optimizer)
         self._coefficients = Coefficients(settings, len(self.ffns))
         self._group = process_group
         self.num_steps = 0  # that `step` has followed

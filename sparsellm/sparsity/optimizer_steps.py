@@ -4,19 +4,23 @@ import weakref
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 
 
 class OptimizerSteps:
     """Watches the optimizers of a model.
 
     Args:
+        model: the model, or the part of it that has the FFNs.
         optimizer: one, or several; accelerate's wrapper of one is an optimizer too.
 
     Raises:
-        ValueError: it is no optimizer.
+        ValueError: it is no optimizer, or holds none of the model's parameters.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
+    ) -> None:
         self._begun = False
         self._forgotten = False
         optimizers = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
@@ -27,6 +31,7 @@ class OptimizerSteps:
                 f"optimizer {optimizer!r}: give the torch.optim.Optimizer that trains the model, "
                 "or a list of them"
             )
+        _check_parameters(model, optimizers)
         this = weakref.ref(self)  # optimizers outlive a controller
         for each in optimizers:
             each.register_step_post_hook(lambda *_: _note_step(this))
@@ -52,3 +57,13 @@ def _note_step(steps: "weakref.ref[OptimizerSteps]") -> None:
     this = steps()
     if this is not None and this._begun:
         this._forgotten = True
+
+
+def _check_parameters(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    if trained.isdisjoint(map(id, model.parameters())):
+        raise ValueError(
+            "optimizer: it holds none of the model's parameters, so it does not train this model; "
+            "make it of model.parameters(), after replace_ffns and fully_shard"
+        )

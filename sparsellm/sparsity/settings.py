@@ -38,7 +38,7 @@ class ControllerSettings:
 
 def check_range(name: str, value: float, *, at_least: float) -> None:
     """Raises ValueError if an argument is not a number, or is out of range."""
-    if not isinstance(value, Real) or not at_least <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not at_least <= value < math.inf:
         raise ValueError(f"{name} {value!r} must be a number of at least {at_least}, and finite")
 
 

@@ -215,7 +215,13 @@ def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
     )
     with pytest.raises(ValueError, match="with another target_per_layer"):
         other.load_state_dict(controller.state_dict())
-    other = SparsityController(Model().ffns[:2], optimizer)
+    state = controller.state_dict()
+    other = SparsityController(model, optimizer, l1_coefficient=1.0)
+    with pytest.raises(ValueError, match=r"has moved λ to (\S+): .* l1_coefficient=\1 and load"):
+        other.load_state_dict(state)
+    other.load_state_dict({**state, "target": None})
+    assert other.num_steps == 8
+    other = SparsityController(model.ffns[:2], optimizer)
     with pytest.raises(
         ValueError, match=r"belongs to the FFNs ffns.0 and 2 more; the model has 0 and"
     ):
@@ -223,7 +229,9 @@ def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
     wider = nn.ModuleDict(
         {"ffns": nn.ModuleList(SparseFFN(K, N + 8, gated=True) for _ in range(L))}
     )
-    other = SparsityController(wider, optimizer, target_nnz=8, l1_coefficient=1)
+    other = SparsityController(
+        wider, torch.optim.SGD(wider.parameters()), target_nnz=8, l1_coefficient=1
+    )
     with pytest.raises(ValueError, match=r"with up to 96 neurons; the model has up to 104"):
         other.load_state_dict(controller.state_dict())
     with pytest.raises(ValueError, match=r"is not what SparsityController.state_dict\(\) returned"):
@@ -319,6 +327,7 @@ def test_a_model_that_does_not_fit_names_the_remedy():
         ("l1_coefficient", math.inf),
         ("l1_coefficient", "1e-3"),  # as YAML reads it
         ("target_nnz", "30"),
+        ("target_nnz", True),
         ("warmup_steps", -1),
     ):
         reason = f"{name} {value!r} must be a number of at least 0, and finite"
@@ -329,6 +338,10 @@ def test_a_model_that_does_not_fit_names_the_remedy():
     for other in (None, [], [None], Model().parameters()):
         with pytest.raises(ValueError, match=r"^optimizer .*: give the torch.optim.Optimizer that"):
             SparsityController(Model(), other)
+    with pytest.raises(
+        ValueError, match=r"^optimizer: it holds none of the model's parameters, so"
+    ):
+        SparsityController(Model(), optimizer)
     with pytest.raises(ValueError, match=r"ffns.0 has silu, .* activation='relu' or 'relu2'"):
         SparsityController(Model(activation="silu"), optimizer, target_nnz=3, l1_coefficient=1e-3)
     model, [x] = Model(), batches()
@@ -434,6 +447,7 @@ def test_layers_choose_kernels_by_what_was_counted_alone_or_together():
         assert [ffn.path for ffn in model.ffns] == expected
         saved = copy.deepcopy(controller.state_dict())
         model = Model("auto")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         SparsityController(model, optimizer).load_state_dict(saved)
         assert [ffn.path for ffn in model.ffns] == expected
 

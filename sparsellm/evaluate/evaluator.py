@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel as HFModel, PreTrainedTokenizerBase as HFTokenizer
 
+from sparsellm.evaluate.examples import restart_examples
 from sparsellm.evaluate.lm_eval_tasks import build_other_tasks
 from sparsellm.evaluate.scores import Scores, from_lm_eval
 from sparsellm.evaluate.suite import (
@@ -79,6 +80,8 @@ class Evaluator:
                 show_progress=self.show_progress,
                 agreement=agreement,
             )
+            for task in self.tasks.values():
+                restart_examples(task, lm.rank, lm.world_size)
             # `evaluate`, not `simple_evaluate`: that one seeds every generator of the process.
             results = evaluate(
                 lm,

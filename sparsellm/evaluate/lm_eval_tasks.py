@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsellm.evaluate.suite import FEWSHOT_SEED, quiet
+from sparsellm.evaluate.suite import quiet
 
 _MOST_SUGGESTIONS = 3
 _NEEDS_HUB = "Its rows are read from the Hugging Face hub: a network or a filled cache is needed"
@@ -48,7 +48,6 @@ def build_other_tasks(
             try:
                 built = manager.load([groups.get(name, str(files.get(name, name)))])
                 for task in built["tasks"].values():
-                    task.set_fewshot_seed(FEWSHOT_SEED)
                     len(task.eval_docs)  # a missing split raises here
             except Exception as error:  # whatever lm-eval, datasets or the hub raise
                 raise ValueError(

@@ -30,8 +30,6 @@ DATA_KEYS = (
     "validation_split",
     "test_split",
 )
-# lm-eval's own default (`simple_evaluate`): which examples a task with shots > 0 shows.
-FEWSHOT_SEED = 1234
 _NO_NETWORK = "Without a network, give --data-dir DIR (to train: --set evaluation.data_dir=DIR)"
 
 
@@ -204,7 +202,6 @@ def _configure(task: Any, name: str, config: TaskConfig) -> None:
             f"the rows that are scored; name a training_split and its file in {task_file(name)}"
         )
     task.set_config("num_fewshot", config.shots)
-    task.set_fewshot_seed(FEWSHOT_SEED)
 
 
 @contextlib.contextmanager

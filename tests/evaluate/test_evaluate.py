@@ -18,7 +18,7 @@ from conftest import set_arguments
 from lm_eval import __main__ as lm_eval_main, utils
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import manager
+from lm_eval.tasks import TaskManager, manager
 from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
 from runs.hf_models import write_chat_model
 from runs.test_metrics_log import _offline_records
@@ -31,6 +31,7 @@ from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.evaluate import suite as suite_module
 from sparsellm.evaluate.cli import _beside
 from sparsellm.evaluate.evaluator import Evaluator
+from sparsellm.evaluate.examples import restart_examples
 from sparsellm.evaluate.lm import SparseLM
 from sparsellm.evaluate.scores import from_lm_eval, table
 from sparsellm.evaluate.suite import (
@@ -712,6 +713,52 @@ def test_no_question_is_shown_with_its_answer(task_files):
     examples = {"fewshot_config": {"samples": [ROWS[0] | {"question": "Which is a sea?"}]}}
     [task] = evaluator(**examples).tasks.values()
     assert task.fewshot_context(ROWS[0], num_fewshot=1).startswith("Which is a sea?")
+
+
+@pytest.mark.parametrize("scored_is_source", [False, True])
+def test_a_question_has_the_same_examples_on_any_ranks_and_every_time(tmp_path, scored_is_source):
+    """And they are lm-eval's with one process, also if its row is drawn as an example of itself."""
+    path = _task_with_examples(tmp_path, {"fewshot_split": "test"} if scored_is_source else {})
+    [task] = TaskManager(include_defaults=False).load([path])["tasks"].values()
+
+    def prompts(rank=0, num_ranks=1):
+        task.build_all_requests(rank=rank, world_size=num_ranks)
+        return {instance.doc_id: instance.args[0] for instance in task.instances}
+
+    task.set_fewshot_seed(1234)  # as lm-eval's `simple_evaluate` does
+    expected = prompts()
+    assert expected.keys() == set(range(12))
+    assert len(set(expected.values())) == 12
+    for num_ranks in (1, 2, 5, 1):
+        prompts_of_ranks = {}
+        for rank in range(num_ranks):
+            restart_examples(task, rank, num_ranks)
+            prompts_of_ranks |= prompts(rank, num_ranks)
+        assert prompts_of_ranks == expected
+
+
+def test_every_evaluation_shows_the_same_examples(pair, tmp_path):
+    model, tokenizer, _ = pair(torch.float32, 256)
+    evaluator = Evaluator(names=[_task_with_examples(tmp_path, {})], log_samples=True)
+    prompts = []
+    for _ in range(2):
+        evaluator.run(model, tokenizer)
+        prompts.append([row["arguments"] for row in evaluator.samples["mine"]])
+    assert len(prompts[0]) == 12
+    assert prompts[0] == prompts[1]
+
+
+def _task_with_examples(folder: Path, changes: dict[str, str]) -> str:
+    """Writes a task of 12 questions, each with three examples from 12 training rows."""
+    files = {split: str(folder / f"{split}.jsonl") for split in ("train", "test")}
+    for split, path in files.items():
+        rows = (ROWS[0] | {"question": f"Which {i} of {split}?"} for i in range(12))
+        Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"dataset_path": "json", "dataset_kwargs": {"data_files": files}, "num_fewshot": 3}
+    source |= {"training_split": "train", "test_split": "test"}
+    task = folder / "mine.yaml"
+    task.write_text(yaml.safe_dump({"task": "mine"} | CHOICE | source | changes))
+    return str(task)
 
 
 def test_generated_text_is_that_of_the_stock_class(pair):

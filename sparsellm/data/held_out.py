@@ -15,6 +15,7 @@ from sparsellm.data.text.corpus import Corpus
 from sparsellm.data.text.shards import Shard, warn_once
 from sparsellm.data.text.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer, Tokens
+from sparsellm.words import listed
 
 if TYPE_CHECKING:  # what the text is gets checked before torch is loaded, which takes seconds
     from torch import Tensor
@@ -33,15 +34,22 @@ def validated(
 ) -> list[Corpus]:
     """The corpora with held-out text for validation.
 
-    Those of which a share is held out that is less than one sequence are omitted; it ``warns`` of
-    them.
+    Those without any, or of which a share is held out that is less than one sequence, are omitted;
+    it ``warns`` of them.
 
     Raises:
         ValueError: no corpus has held-out text, or one names less than a sequence of it.
     """
-    held_out = [corpus for corpus in corpora if corpus.validation] or corpora[:1]
+    held_out = [corpus for corpus in corpora if corpus.validation]
+    without = [corpus.name for corpus in corpora if not corpus.validation]
+    if warns and held_out and without:
+        warn_once(
+            f"no text of {listed(without)} is held out: the validation loss is that of the "
+            "mixture's other corpora. To validate on it, set validation_fraction or "
+            "validation_files in its YAML"
+        )
     long_enough = []
-    for corpus in held_out:
+    for corpus in held_out or corpora[:1]:
         try:
             next(held_out_sequences(corpus, tokenizer, context_length))
         except TooShortError:

@@ -295,6 +295,18 @@ def test_text_of_ones_own_needs_held_out_text_of_ones_own(tmp_path, monkeypatch)
         _held_out(corpus)
 
 
+def test_a_corpus_of_a_mixture_that_is_not_validated_on_is_named(tmp_path, caplog):
+    for name, further in (("a", "validation_fraction: 0.5"), ("b", "")):
+        (tmp_path / f"{name}.txt").write_text(f"{name} few words " * 100)
+        lines = ["source: files", f"files: [{tmp_path / name}.txt]", further]
+        (tmp_path / f"{name}.yaml").write_text("\n".join(lines))
+    shares = {str(tmp_path / f"{name}.yaml"): 1.0 for name in "ab"}
+    corpora = load_corpora(DataConfig(corpus=shares, tokenizer="bytes"))
+    assert [corpus.name for corpus in validated(corpora, load_tokenizer("bytes"), 8)] == ["a"]
+    [message] = caplog.messages
+    assert "no text of b is held out: the validation loss is that of the mixture's" in message
+
+
 def test_a_share_that_is_too_short_is_not_validated_on(tmp_path, caplog):
     path = tmp_path / "a.txt"
     path.write_text("a few words " * 100)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sparsellm.paths import RUNS_FOLDER, closest, hub_id, may_have_gpu
+from sparsellm.paths import REFERENCE_VARIABLE, RUNS_FOLDER, closest, hub_id, may_have_gpu
 
 
 def positive_int(text: str) -> int:
@@ -75,6 +75,21 @@ def check_device(name: str | None) -> None:
         raise ValueError(f"--device {name}: there is no such device; give cpu, cuda or cuda:N")
     if name.startswith("cuda") and not may_have_gpu():
         raise ValueError(f"--device {name}: there is no GPU here; omit --device to use the CPU")
+
+
+def check_sparse(option: str, remedy: str) -> None:
+    """Checks that sparse kernels may run here, as far as that needs no PyTorch.
+
+    Raises:
+        ValueError: there certainly is no GPU.
+    """
+    if not may_have_gpu() and not os.environ.get(REFERENCE_VARIABLE):
+        raise sparse_needs_gpu(option, remedy)
+
+
+def sparse_needs_gpu(option: str, remedy: str) -> ValueError:
+    """The error of an option that asks for sparse kernels on a CPU."""
+    return ValueError(f"{option} needs a GPU; on a CPU it would be slower than dense: {remedy}")
 
 
 def check_out(

@@ -5,6 +5,7 @@ import importlib
 import torch
 from transformers import PreTrainedModel as HFModel
 
+from sparsellm.arguments import sparse_needs_gpu
 from sparsellm.ffn import fp8
 from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
 from sparsellm.ffn.reference import stands_in
@@ -75,7 +76,7 @@ def place(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFM
 def refuse_sparse_without_gpu(option: str, device: torch.device, remedy: str) -> None:
     """Raises ValueError if sparse kernels were asked for and there is only a CPU."""
     if device.type == "cpu" and not stands_in(device):
-        raise ValueError(f"{option} needs a GPU; on a CPU it would be slower than dense: {remedy}")
+        raise sparse_needs_gpu(option, remedy)
 
 
 def check_fp8(key: str, device: torch.device) -> None:

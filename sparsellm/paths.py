@@ -19,6 +19,9 @@ RUNS_FOLDER = "runs"  # `logging.run_dir`, relative to the working directory
 # Of NVIDIA's driver, Jetson, Windows' Linux, and AMD's driver.
 _GPU_FILES = ("/dev/nvidia*", "/dev/nvhost*", "/dev/nvgpu*", "/dev/dxg", "/dev/kfd")
 
+# Tests set it: on a CPU the functions of `ffn.reference` then stand in for the sparse kernels.
+REFERENCE_VARIABLE = "SPARSELLM_REFERENCE_KERNELS"
+
 BUNDLED_FOLDERS = ("recipes", "cuda", "data", "eval", "launch")
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 from conftest import process_env
 
+from sparsellm.paths import REFERENCE_VARIABLE
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.checkpoint import RECIPE_FILE, TRAINER_FILE
 from sparsellm.runs.lock import PRESENCE_FILE, Presence
@@ -43,6 +44,8 @@ REFUSED = {
         "or start over with --fresh"
     ),
     "train debug --set name=debug --set optimizer.name=muon": "of optimizer.name adamw, not muon",
+    "train debug --set ffn.kernels=sparse": "ffn.kernels: sparse needs a GPU; on a CPU it would be "
+    "slower than dense: set ffn.kernels=auto",
     "train debug --resume full": "--resume full is not a checkpoint or a run that has one",
     "train debug --set name=new --init-from full": "full is not a checkpoint",
     "train debug --fresh --init-from runs/gone": "runs/gone is not a checkpoint",
@@ -62,6 +65,7 @@ REFUSED = {
     "generate full --device cuda": "--device cuda: there is no GPU here; omit --device",
     "generate full --temperature -1": "may be negative",
     "eval full": "full is not a checkpoint",
+    "eval runs/debug --kernels sparse": "--kernels sparse needs a GPU; on a CPU it would be slower",
     "eval runs/debug --out full": "full cannot be written (it is a folder)",
     "eval runs/debug --out text/bad.jsonl": "text/bad.jsonl cannot be written (it exists, and this "
     "command did not write it); name another file: --out",
@@ -107,7 +111,8 @@ def answers(tmp_path_factory):
     presence = Presence.within(folder / "runs" / "busy", "id").model_dump_json()
     (folder / "runs" / "busy" / PRESENCE_FILE).write_text(presence)
     environment = process_env(CUDA_VISIBLE_DEVICES="", HOME=str(folder))
-    environment.pop("WANDB_API_KEY", None)
+    for name in ("WANDB_API_KEY", REFERENCE_VARIABLE):
+        environment.pop(name, None)
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, json.dumps([command.split() for command in REFUSED])],
         capture_output=True, text=True, check=True, cwd=folder, env=environment,

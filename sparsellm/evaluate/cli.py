@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsellm import __version__
-from sparsellm.arguments import add_model, check_device, check_out, positive_int
+from sparsellm.arguments import add_model, check_device, check_out, check_sparse, positive_int
 from sparsellm.waiting import waiting
 from sparsellm.words import counted
 
@@ -84,6 +84,8 @@ def _check(options: argparse.Namespace) -> None:
 
     require_lm_eval()
     check_device(options.device)
+    if options.kernels != "dense":
+        check_sparse(f"--kernels {options.kernels}", "leave --kernels out")
     _names(options.tasks)
     if options.out is not None:
         check_out(options.out, begins=_BEGINNING)

@@ -23,16 +23,14 @@ from sparsellm.ffn.types import (
     Ramp,
     Room,
 )
-
-# Tests set this variable: on a CPU these functions then stand in for the sparse kernels.
-_VARIABLE = "SPARSELLM_REFERENCE_KERNELS"
+from sparsellm.paths import REFERENCE_VARIABLE
 
 Product = Callable[[Tensor], Tensor]  # (M, in) → (M, out)
 
 
 def stands_in(device: torch.device) -> bool:
     """Whether the functions here stand in for the sparse kernels on a device, as tests ask."""
-    return device.type == "cpu" and bool(os.environ.get(_VARIABLE))
+    return device.type == "cpu" and bool(os.environ.get(REFERENCE_VARIABLE))
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sparsellm.arguments import check_out
+from sparsellm.arguments import check_out, check_sparse
 from sparsellm.data.first_look import check_text
 from sparsellm.evaluate.in_training import check_evaluation
 from sparsellm.recipe import Recipe
@@ -30,6 +30,8 @@ def check_run(
     if fresh and init_from is not None and init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {init_from}; add --set name=NEW")
     check_out(run_path, is_folder=True, option="--set logging.run_dir=DIR")
+    if recipe.ffn.kernels == "sparse":
+        check_sparse("ffn.kernels: sparse", "set ffn.kernels=auto")
     refuse_if_trained(recipe.run_path)
     start = None if fresh else start_of(recipe.run_path, resume)
     notes = []

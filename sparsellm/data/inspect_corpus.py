@@ -9,6 +9,7 @@ from tqdm import tqdm
 from sparsellm.data.stream import with_eot
 from sparsellm.data.text.blocks import documents_in_order
 from sparsellm.data.text.corpus import Corpus
+from sparsellm.data.text.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 SAMPLE_CHARACTERS = 300
@@ -22,7 +23,9 @@ def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples
 
     Raises:
         FileNotFoundError, ValueError, ConnectionError: the corpus cannot be read.
+        ValueError: its token ids are those of another tokenizer.
     """
+    check_tokenizer((*corpus.train, *corpus.validation), tokenizer)
     lines = [f"corpus {corpus.name}, tokenizer {tokenizer.name}"]
     # Digests of documents, not documents: the corpus may be larger than memory.
     hashes: dict[str, list[bytes]] = {}
@@ -43,7 +46,10 @@ def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples
                     samples.append(_sample(content, tokenizer))
         first = f" (the first {limit:,})" if len(lengths) == limit else ""
         lines += ["", f"{name}: {len(shards):,} files"]
-        lines += [f"  documents   {len(digests):,}{first}, {len(lengths) - len(digests):,} empty"]
+        # A document of the other split of the same file is read as an empty one.
+        shared = any(shard.part != (0.0, 1.0) for shard in shards)
+        rest = f"{len(lengths) - len(digests):,} empty{' or of the other split' if shared else ''}"
+        lines += [f"  documents   {len(digests):,}{first}, {rest}"]
         if digests:
             sizes = np.array([length for length in lengths if length])
             at = np.percentile(sizes, [1, 50, 99]).round().astype(int)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import time
@@ -309,7 +310,7 @@ def test_what_does_not_belong_together_is_refused(texts, tmp_path, gpt2_cache):
         _stream((replace(tokens[0], train=tokens[0].train[1:2]),))
 
 
-def test_inspect_counts(texts, capsys):
+def test_inspect_counts(texts, tmp_path, capsys):
     files, held_out = texts
     command = ["data", "inspect", "local", "--tokenizer", "bytes", "--samples", "1"]
     assert main([*command, "--files", *files, "--validation-files", *held_out]) == 0
@@ -324,7 +325,13 @@ def test_inspect_counts(texts, capsys):
     assert "held-out documents that are in train: 26 (100.00%)" in shown
     assert "--- sample 1 ---\ndocument 1 of 0" in shown
     assert main([*command, "--limit", "10", "--files", *files]) == 0
-    assert "(the first 10)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert re.search(r"held out: .*\n.* 0 .the first 10., 10 empty or of the other split", shown)
+    assert _tokenize(texts, tmp_path / "tokens") == 0
+    command[2] = str(tmp_path / "tokens" / "local.yaml")
+    command[command.index("bytes")] = "gpt2"
+    assert main(command) == 1
+    assert "was tokenised by 'bytes' and data.tokenizer is 'gpt2'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -283,14 +283,6 @@ def _no_sample(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr("sparsellm.cli.command._write_sample", lambda *_: None)
 
 
-@pytest.fixture(autouse=True)
-def _any_precision() -> Iterator[None]:
-    """accelerate keeps the precision of a process's first training; tests use several."""
-    yield
-    if "accelerate.state" in sys.modules:
-        sys.modules["accelerate.state"].AcceleratorState._reset_state()
-
-
 # The sparse path trains on a CPU here, by `ffn.reference`; users are told to take `auto`.
 os.environ["SPARSELLM_REFERENCE_KERNELS"] = "1"
 CHILDREN = {  # one thread, no processes that compile, no network

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
@@ -25,6 +26,7 @@ from sparsellm.ffn.kernels.compiler.compile import compile_seconds
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
+from sparsellm.processes import ranks
 from sparsellm.processes.compile_workers import start_compile_workers
 from sparsellm.processes.consensus import compare_files
 from sparsellm.processes.distributed import RankActivity, together
@@ -153,8 +155,10 @@ class _MainRankPrints(Accelerator):
 def build_accelerator(recipe: Recipe) -> Accelerator:
     """bf16 autocast over fp32 weights; without CUDA, CPU processes over gloo."""
     bf16 = recipe.runtime.precision != "fp32"
+    mixed_precision = "bf16" if bf16 else "no"
+    _forget_earlier_run(mixed_precision)
     accelerator = _MainRankPrints(
-        mixed_precision="bf16" if bf16 else "no",
+        mixed_precision=mixed_precision,
         cpu=not torch.cuda.is_available(),
         kwargs_handlers=[
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
@@ -168,6 +172,23 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
     return accelerator
+
+
+def _forget_earlier_run(mixed_precision: str) -> None:
+    """Lets a process train several runs: accelerate keeps the precision of the first.
+
+    Raises:
+        ValueError: an earlier run has closed the process group of several ranks.
+    """
+    if not AcceleratorState._shared_state:
+        return
+    if ranks.several() and not dist.is_initialized():
+        raise ValueError(
+            "these ranks have trained a run already, and cannot meet again: start a script with "
+            "`accelerate launch` once for each run"
+        )
+    if AcceleratorState().mixed_precision != mixed_precision:
+        AcceleratorState._reset_state()
 
 
 def build_run(

@@ -44,6 +44,25 @@ def test_it_trains_resumes_and_returns_the_folder_of_the_run(tiny_overrides, cap
     assert checkpoint.is_dir()
 
 
+def test_a_process_trains_runs_of_several_precisions(tiny_overrides):
+    overrides = overrides_of(tiny_overrides) | {"runtime.compile": False, "train.steps": 1}
+    for precision in ("fp32", "bf16", "fp32"):
+        settings = {"name": precision, "runtime.precision": precision}
+        folder = sparsellm.train("debug", overrides | settings, fresh=True)
+        assert len(read_metrics(folder, "train")) == 1
+
+
+@pytest.mark.slow
+def test_ranks_that_have_trained_say_that_they_train_one_run(tiny_overrides, tmp_path):
+    overrides = overrides_of(tiny_overrides) | {"runtime.compile": False, "train.steps": 1}
+    call = f"    sparsellm.train('debug', {overrides!r}, fresh=True)\n"
+    script = tmp_path / "script.py"
+    script.write_text(f"import sparsellm\nif __name__ == '__main__':\n{call}{call}")
+    done = ranks(2, str(script))
+    assert done.stdout.count("done: 1 step") == 1
+    assert "start a script with `accelerate launch` once for each run" in done.stderr
+
+
 def test_what_contradicts_names_the_remedy(tiny):
     recipe = tiny()
     with pytest.raises(ValueError, match="a Recipe is trained as it is"):

@@ -64,12 +64,11 @@ def figures(folder: Path, curves: Sequence[str] = ("*",)) -> Iterator[list[Measu
     sweep = read_sweep(folder)
     command = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8")).get("command")
     by = {"command": command} if command else {}
-    for group in sweep.groups:
-        for run in group.runs:
-            context = taken_by(run.sessions) | by
-            all_validations = any(fnmatchcase(run.path.name, pattern) for pattern in curves)
-            measurements = _figures(f"sweep_{sweep.name}", run, all_validations)
-            yield [replace(m, context=context) for m in measurements]
+    for run in sweep.runs:
+        context = taken_by(run.sessions) | by
+        all_validations = any(fnmatchcase(run.path.name, pattern) for pattern in curves)
+        measurements = _figures(f"sweep_{sweep.name}", run, all_validations)
+        yield [replace(m, context=context) for m in measurements]
 
 
 def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:

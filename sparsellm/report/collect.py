@@ -92,6 +92,11 @@ class RunData:
         return self.session_ends.get(last, {}).get("how") == "finished"
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it has been trained to its last step."""
+        return self.finished or self.train[-1]["step"] >= self.recipe.train.steps
+
+    @property
     def resumed_at(self) -> list[int]:
         """The first recorded step of each process after the first."""
         later = [session["step"] for session in self.sessions[1:]]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sparsellm.arguments import check_out
 from sparsellm.report import drawing
+from sparsellm.report.collect import RunData
 from sparsellm.report.page import REPORT_FILE, render_page
 from sparsellm.report.sweep_runs import Group, SweepData, last_nnz, mean_score, read_sweep
 from sparsellm.report.tables import html_table
@@ -111,8 +112,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
         f"<p class='note'>{escape(note)}</p>",
         _figure(svg, missing),
     ]
-    runs = [run for group in sweep.groups for run in group.runs]
-    write_atomically(out, render_page(runs, sweep, "\n".join(parts)))
+    write_atomically(out, render_page(sweep.runs, sweep, "\n".join(parts)))
     return [out, folder / TABLE_FILE, folder / SUMMARY_FILE, folder / FIGURE_FILE]
 
 
@@ -149,27 +149,37 @@ def draw_sweep(sweep: SweepData) -> tuple[str, list[str]]:
 
 
 def _loss(losses: list[float]) -> str:
-    text = f"{statistics.fmean(losses):.4f}" if losses else "nan"
-    half_range = (max(losses) - min(losses)) / 2 if losses else 0.0
-    return text + (f"\u00a0±\u00a0{half_range:.4f}" if len(losses) > 1 else "")
+    if not losses:
+        return "–"
+    half_range = (max(losses) - min(losses)) / 2
+    spread = f"\u00a0±\u00a0{half_range:.4f}" if len(losses) > 1 else ""
+    return f"{statistics.fmean(losses):.4f}{spread}"
 
 
 def _against(losses: list[float], baseline: float | None) -> str:
-    if baseline is None:
+    if baseline is None or not losses:
         return "–"
-    change = statistics.fmean(losses) / baseline - 1 if losses else float("nan")
-    return f"{change:+.2%}".replace("-", "−")
+    return f"{statistics.fmean(losses) / baseline - 1:+.2%}".replace("-", "−")
 
 
 def _caveats(sweep: SweepData) -> list[str]:
-    runs = [run for g in sweep.groups for run in g.runs]
-    newest = [run.evaluations[-1] for run in runs if run.evaluations]
-    steps = [(r.label, r.train[-1]["step"], r.recipe.train.steps) for r in runs if not r.finished]
-    part = [f"{label} (step {at:,} of {of:,})" for label, at, of in steps if at < of]
+    newest = [run.evaluations[-1] for run in sweep.runs if run.evaluations]
+    left_out = [run for g in sweep.groups for run in g.left_out]
+    partial = [run for g in sweep.groups for run in g.runs if not run.is_whole]
     return [
-        *([f"Not trained to the end: {', '.join(part)}."] if part else []),
+        *([f"Not trained to the end: {_how_far(partial)}."] if partial else []),
+        *(
+            [f"Not trained to the end, and left out of their groups: {_how_far(left_out)}."]
+            if left_out
+            else []
+        ),
         *(f"Scores: {caveat}." for caveat in sorted({e.caveat for e in newest} - {""})),
     ]
+
+
+def _how_far(runs: list[RunData]) -> str:
+    steps = [(run.label, run.train[-1]["step"], run.recipe.train.steps) for run in runs]
+    return ", ".join(f"{label} (step {at:,} of {of:,})" for label, at, of in steps)
 
 
 def _markdown(rows: list[list[str]], note: str) -> str:

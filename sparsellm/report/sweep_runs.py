@@ -21,6 +21,7 @@ class Group:
     """Runs that differ only in their seed, and the entry of summary.json about them."""
 
     runs: list[RunData]
+    left_out: list[RunData]  # those that have ended early, if others have not
     forward_ratios: dict[str, list[float]]  # dense to sparse, of `bench forward`, by metric
     group: str  # its name
     seeds: list[int]
@@ -37,12 +38,20 @@ class Group:
 
     def summary(self) -> dict[str, Any]:
         """The entry of summary.json."""
-        names = [f.name for f in fields(self) if f.name not in ("runs", "forward_ratios")]
+        names = [
+            f.name for f in fields(self) if f.name not in ("runs", "left_out", "forward_ratios")
+        ]
         return {name: getattr(self, name) for name in names}
 
 
-def _group(name: str, runs: list[RunData], bench: list[dict[str, Any]]) -> Group:
-    """A group of these runs; ``bench`` has records about the runs of all groups."""
+def _group(name: str, members: list[RunData], bench: list[dict[str, Any]]) -> Group:
+    """A group of these runs; ``bench`` has records about the runs of all groups.
+
+    Numbers of the last step and of an earlier one have no mean: if some runs are whole, the others
+    are left out.
+    """
+    whole = [run for run in members if run.is_whole]
+    runs, left_out = whole or members, [run for run in members if whole and not run.is_whole]
     of_run = {  # of a run that was measured again, the last
         (line["metric"], line["case"].get("run")): line["ratio"]
         for line in bench
@@ -58,6 +67,7 @@ def _group(name: str, runs: list[RunData], bench: list[dict[str, Any]]) -> Group
     nnz, ends = fmean(map(last_nnz, runs)), [run.train[-1] for run in runs]
     return Group(
         runs,
+        left_out,
         ratios,
         group=name,
         seeds=[run.recipe.seed for run in runs],
@@ -83,9 +93,14 @@ class SweepData:
     groups: list[Group]
 
     @property
+    def runs(self) -> list[RunData]:
+        """The runs of all groups, also those that are left out of the groups' numbers."""
+        return [run for g in self.groups for run in (*g.runs, *g.left_out)]
+
+    @property
     def measured_on(self) -> str:
         """Devices and commits of the runs' processes, as figures state them."""
-        sessions = [s for g in self.groups for run in g.runs for s in run.sessions]
+        sessions = [s for run in self.runs for s in run.sessions]
         devices = dict.fromkeys(f"{s['ranks']}× {s['device']}" for s in sessions)
         commits = dict.fromkeys(s["commit"] for s in sessions if s["commit"])
         parts = [", ".join(devices), "commit " + ", ".join(commits) if commits else ""]

@@ -405,6 +405,27 @@ def test_runs_that_have_not_ended_are_named_under_the_table(tiny, tmp_path):
     assert "Not trained" not in write_sweep_report(tmp_path)[1].read_text()
 
 
+def test_a_run_that_has_ended_early_is_left_out_of_the_means_of_its_seeds(tiny, tmp_path):
+    _write_sweep(tmp_path, tiny)
+    for name in ("dense-relu-seed1", "l1"):
+        metrics = tmp_path / name / "metrics.jsonl"
+        held_out = json.dumps({"kind": "validation", "step": 1, "tokens": 256, "loss": 9.0}) + "\n"
+        records = metrics.read_text().splitlines(True)[:2]
+        metrics.write_text("".join(records) + (held_out if name != "l1" else ""))
+    _, table, summary, *_ = write_sweep_report(tmp_path)
+    dense, l1 = json.loads(summary.read_text())
+    assert (dense["seeds"], dense["held_out_losses"]) == ([0], [5.0])
+    assert (l1["steps"], l1["held_out_losses"]) == ([2], [])
+    text = table.read_text()
+    assert "nan" not in text
+    assert "Not trained to the end: l1 (step 2 of 4)." in text
+    left_out = (
+        "Not trained to the end, and left out of their groups: dense-relu-seed1 (step 2 of 4)."
+    )
+    assert left_out in text
+    assert [run.label for run in read_sweep(tmp_path).runs][1] == "dense-relu-seed1"
+
+
 def test_of_two_dense_groups_none_is_the_baseline(tiny, tmp_path):
     _write_sweep(tmp_path, tiny, more=[("dense-relu-wide", 0.0, 4.0)])
     table = write_sweep_report(tmp_path)[1].read_text()

@@ -75,7 +75,7 @@ class Recipe(StrictModel):
         if self.architecture.gated != self.ffn.gated:
             gated = str(self.architecture.gated).lower()
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")
-        self._check_gates()
+        self._check_muon()
         self._check_target()
         self._check_lengths()
         return self
@@ -106,8 +106,13 @@ class Recipe(StrictModel):
                 f"{tokens} tokens in all: lower the window, or raise train.steps"
             )
 
-    def _check_gates(self) -> None:
+    def _check_muon(self) -> None:
         if self.optimizer.name != "muon":
+            if self.optimizer.normalize_neurons:
+                raise ValueError(
+                    "optimizer.normalize_neurons needs optimizer.name: muon "
+                    f"({self.optimizer.name} has no updates of whole matrices); set it to false"
+                )
             for key in ("gate_optimizer", "gate_learning_rate"):
                 if getattr(self.optimizer, key) is not None:
                     raise ValueError(

@@ -378,6 +378,12 @@ class OptimizerConfig(StrictModel):
         description="Peak learning rate of the gates if AdamW updates them and Muon the other "
         "matrices. null is an eighth of learning_rate, for dense and for sparse models",
     )
+    normalize_neurons: bool = Field(
+        False,
+        description="With muon, scale each neuron's part of an update to the same norm: rows of up "
+        "and of a gate that Muon updates, columns of down. The norm of a matrix's update stays, "
+        "and a neuron's part grows at most tenfold before that",
+    )
     min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
     )

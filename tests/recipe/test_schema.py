@@ -436,6 +436,15 @@ def test_gates_have_a_learning_rate_of_their_own_only_beside_muon(l1):
         load_recipe("debug", [gate_rate, muon, dense_or_sparse, "optimizer.gate_optimizer=muon"])
 
 
+def test_neurons_are_normalized_with_muon_only():
+    key, muon = "optimizer.normalize_neurons=true", "optimizer.name=muon"
+    assert load_recipe("debug", [key, muon]).optimizer.normalize_neurons
+    assert not load_recipe("debug", [muon]).optimizer.normalize_neurons
+    refused = r"optimizer.normalize_neurons needs optimizer.name: muon .*; set it to false"
+    with pytest.raises(ValueError, match=refused):
+        load_recipe("debug", [key])
+
+
 def test_adamw_updates_gates_beside_muon_but_not_the_up_projection_of_a_dense_model():
     def by_adamw(*overrides):
         return load_recipe("debug", ["optimizer.name=muon", *overrides]).gates_by_adamw

@@ -94,6 +94,7 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, several
 def test_muon_trains_to_the_losses_of_one_process(tiny_overrides, cli_here, config):
     common = [*tiny_overrides, "optimizer.name=muon", "train.micro_batch_size=1"]
     common += ["optimizer.gate_learning_rate=3e-2"]  # ten times that of all others
+    common += ["optimizer.normalize_neurons=true"]
     common += ["runtime.compile=false", "validation.every_steps=0"]
     common += ["model.intermediate_size=65"]  # shards of 33 and 32 neurons
     alone = [*common, "name=alone"]

@@ -122,6 +122,10 @@ def test_muon_computes_what_torch_does():
     muon_worker.check(torch.clone, "one process")
 
 
+def test_normalized_neurons_are_those_of_torchs_update():
+    muon_worker.check_normalized(torch.clone, "one process")
+
+
 @pytest.mark.slow
 def test_ranks_that_divide_muons_matrices_compute_what_one_does():
     result = ranks(4, muon_worker.__file__, "cpu")
@@ -172,6 +176,10 @@ def test_muon_resumes_to_the_same_bits_and_not_as_adamw(tiny_overrides, cli_here
     other = train("halves", 6, "muon", "optimizer.gate_optimizer=muon")
     assert other.returncode == 1
     assert "resume with --set optimizer.gate_optimizer=adamw" in other.stderr
+    changed = ["optimizer.gate_learning_rate=1e-4", "optimizer.normalize_neurons=true"]
+    done = train("halves", 6, "muon", *changed)
+    assert done.returncode == 0, done.stderr
+    assert "changed since the checkpoint: optimizer.normalize_neurons False → True" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ ran for 42 (0e6f9ed).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from sparsellm.training.optimization.neurons import normalize_neurons
 
 Group = dict[str, Any]  # of an optimizer's parameters, with their settings
 
@@ -36,16 +38,22 @@ class MuonAndAdamW(torch.optim.Optimizer):
     AdamW's updates. So one learning rate and one decoupled weight decay serve both.
 
     Args:
-        matrices: that Muon updates; a step overwrites their gradients.
+        matrices: that Muon updates, or groups of them from `muon_groups`; a step overwrites their
+            gradients.
         lr: of Muon, at its peak.
         weight_decay: of Muon.
         adamw: of all other parameters.
     """
 
     def __init__(
-        self, matrices: Sequence[Tensor], lr: float, weight_decay: float, adamw: torch.optim.AdamW
+        self,
+        matrices: Sequence[Tensor] | Sequence[Group],
+        lr: float,
+        weight_decay: float,
+        adamw: torch.optim.AdamW,
     ) -> None:
         muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay)
+        self._num_muon_groups = len(muon.param_groups)
         self._adamw = adamw
         self.found_inf: Tensor | None = None
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
@@ -54,21 +62,21 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of all parameters, or none where ``found_inf`` is 1."""
         assert closure is None
-        first, *adamw_groups = self.param_groups
-        team = _team(first["params"][0])
-        matrices = [p for p in first["params"] if p.grad is not None]
-        refused = self._refused(first["params"][0].device)
+        muon_groups = self.param_groups[: self._num_muon_groups]
+        first = muon_groups[0]["params"][0]
+        team, refused = _team(first), self._refused(first.device)
         # A batch goes through three stages. What a stage sends arrives while the next one computes
         # for an earlier batch.
         directions = updates = None
-        for batch in [*_batches(matrices, team.size), [], []]:
-            sent = self._send_directions(batch, first, team, refused) if batch else None
-            multiplied = _send_updates(directions, first) if directions else None
+        for batch in [*_batches(muon_groups, team.size), None, None]:
+            sent = self._send_directions(*batch, team, refused) if batch else None
+            multiplied = _send_updates(directions) if directions else None
             if updates:
-                _apply(updates, first, refused)
+                _apply(updates, refused)
             directions, updates = sent, multiplied
         # accelerate replaces groups and state, so AdamW is given them at every step.
-        self._adamw.state, self._adamw.param_groups = self.state, adamw_groups
+        self._adamw.state = self.state
+        self._adamw.param_groups = self.param_groups[self._num_muon_groups :]
         if self.found_inf is not None:
             self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         self._adamw.step()
@@ -95,10 +103,10 @@ class MuonAndAdamW(torch.optim.Optimizer):
             exact = torch._foreach_lerp(gradients[sent], momenta[sent], group["momentum"])
             torch._foreach_copy_(list(directions), exact)
         if not team.shards:  # this rank needs no others
-            return _Transit(matrices, team, directions)
+            return _Transit(matrices, group, team, directions)
         numel = shares[team.rank] * shape[1]  # of one row of all matrices
         sizes = [numel * rows for rows in _chunks(matrices[0].shape[0], team.size)]
-        return _Transit(matrices, team, *_exchange(directions.split(shares), sizes, team))
+        return _Transit(matrices, group, team, *_exchange(directions.split(shares), sizes, team))
 
     def _momentum(self, matrix: Tensor) -> Tensor:
         state = self.state[matrix]
@@ -111,6 +119,20 @@ class MuonAndAdamW(torch.optim.Optimizer):
         if self.found_inf is None:
             return torch.zeros((), dtype=torch.bool, device=device)
         return self.found_inf.bool()
+
+
+def muon_groups(matrices: Iterable[Tensor], neuron_dims: Mapping[int, int]) -> list[Group]:
+    """Groups of Muon's matrices for `MuonAndAdamW`, by the dimension along which neurons lie.
+
+    Args:
+        matrices: that Muon updates.
+        neuron_dims: of those whose neurons are normalised, by `id`: 0 where a row belongs to a
+            neuron, 1 where a column does.
+    """
+    by_dim: dict[int | None, list[Tensor]] = {}
+    for matrix in matrices:
+        by_dim.setdefault(neuron_dims.get(id(matrix)), []).append(matrix)
+    return [{"params": params, "neuron_dim": dim} for dim, params in by_dim.items()]
 
 
 class _Team(NamedTuple):
@@ -134,9 +156,10 @@ def _team(matrix: Tensor) -> _Team:
 
 
 class _Transit(NamedTuple):
-    """What this rank receives about matrices of one shape."""
+    """What this rank receives about matrices of one shape and group."""
 
     matrices: list[Tensor]
+    group: Group
     team: _Team
     numbers: Tensor  # bf16
     exchange: dist.Work | None = None  # in which they arrive
@@ -148,39 +171,45 @@ class _Transit(NamedTuple):
         return self.numbers
 
 
-def _batches(matrices: Sequence[Tensor], ranks: int) -> Iterator[list[Tensor]]:
-    """Divides them into batches of one shape, which ranks compute at the same time."""
-    by_shape: dict[torch.Size, list[Tensor]] = {}
-    for matrix in matrices:
-        by_shape.setdefault(matrix.shape, []).append(matrix)
-    for shape, alike in by_shape.items():
-        most = ranks * max(1, BATCH_NUMEL // shape.numel())
-        yield from (alike[i : i + most] for i in range(0, len(alike), most))
+def _batches(groups: Sequence[Group], ranks: int) -> Iterator[tuple[list[Tensor], Group]]:
+    """Divides matrices with a gradient into batches, each of which ranks compute at the same time.
+
+    Those of a batch have one shape and group.
+    """
+    for group in groups:
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for matrix in group["params"]:
+            if matrix.grad is not None:
+                by_shape.setdefault(matrix.shape, []).append(matrix)
+        for shape, alike in by_shape.items():
+            most = ranks * max(1, BATCH_NUMEL // shape.numel())
+            yield from ((alike[i : i + most], group) for i in range(0, len(alike), most))
 
 
-def _send_updates(directions: _Transit, group: Group) -> _Transit:
-    """Orthogonalises this rank's matrices of a batch. Each rank is sent what it has of them."""
-    matrices, team, *_ = directions
+def _send_updates(directions: _Transit) -> _Transit:
+    """Computes the updates of this rank's matrices of a batch. Each rank is sent its part."""
+    matrices, group, team, *_ = directions
     rows, columns = matrices[0].shape
     shares = _chunks(len(matrices), team.size)
     share = shares[team.rank]
     numbers = directions.arrived()
     if not team.shards:
-        updates = _orthogonal(numbers, group)
-        return _Transit(matrices, team, *_gather(updates, shares[0], team))
+        updates = _updates(numbers, group)
+        return _Transit(matrices, group, team, *_gather(updates, shares[0], team))
     heights = _chunks(rows, team.size)
     shards = numbers.split([share * height * columns for height in heights])
     whole = [s.view(share, height, columns) for s, height in zip(shards, heights, strict=True)]
-    updates = _orthogonal(torch.cat(whole, dim=1), group)
+    updates = _updates(torch.cat(whole, dim=1), group)
     height = heights[team.rank]
     sizes = [count * height * columns for count in shares]
     received, work = _exchange(updates.split(heights, dim=1), sizes, team)
-    return _Transit(matrices, team, received.view(len(matrices), height, columns), work)
+    mine = received.view(len(matrices), height, columns)
+    return _Transit(matrices, group, team, mine, work)
 
 
-def _apply(updates: _Transit, group: Group, refused: Tensor) -> None:
+def _apply(updates: _Transit, refused: Tensor) -> None:
     """Decays the matrices of a batch, and adds their updates."""
-    matrices = updates.matrices
+    matrices, group, *_ = updates
     rate = group["lr"] * (0.2 * math.sqrt(max(matrices[0].shape)))
     decay = torch.where(refused, 1.0, 1 - group["lr"] * group["weight_decay"])
     # It has a dimension, so that its product with bf16 is fp32.
@@ -221,6 +250,13 @@ def _exchange(
         received, sent, sizes, sizes_sent, group=team.group, async_op=True
     )
     return received, work
+
+
+def _updates(directions: Tensor, group: Group) -> Tensor:
+    """Of whole matrices with these directions, bf16 (matrices, rows, columns)."""
+    updates = _orthogonal(directions, group)
+    dim = group.get("neuron_dim")
+    return updates if dim is None else normalize_neurons(updates, dim)
 
 
 def _orthogonal(directions: Tensor, group: Group) -> Tensor:

@@ -10,7 +10,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.sections import OptimizerConfig
-from sparsellm.training.optimization.muon import MuonAndAdamW
+from sparsellm.training.optimization.muon import MuonAndAdamW, muon_groups
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -42,7 +42,18 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     adamw = _adamw(groups, config)
     if not muons:
         return adamw
-    return MuonAndAdamW(list(muons.values()), config.learning_rate, config.weight_decay, adamw)
+    dims = _neuron_dims(model) if config.normalize_neurons else {}
+    matrices_of_muon = muon_groups(muons.values(), dims)
+    return MuonAndAdamW(matrices_of_muon, config.learning_rate, config.weight_decay, adamw)
+
+
+def _neuron_dims(model: nn.Module) -> dict[int, int]:
+    """Of each FFN matrix, by `id`: whether neurons are its rows (0) or its columns (1)."""
+    dims: dict[int, int] = {}
+    for ffn in (m.projections for m in model.modules() if isinstance(m, SparseFFN)):
+        dims |= {id(linear.weight): 0 for linear in ffn.present}
+        dims[id(ffn.down.weight)] = 1
+    return dims
 
 
 def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:

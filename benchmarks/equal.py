@@ -40,7 +40,9 @@ SEED_NOISE = 0.01
 _OPTIMIZERS = {"muon": "Muon", "adamw": "AdamW"}
 _ACTIVATIONS = {"silu": "SiLU", "relu": "ReLU", "relu2": "ReLU²"}
 _ACTIVATION_NAMES = list(_ACTIVATIONS)
-_WIDEST = 1.5  # of the usual width: without a gate, that many neurons have as many weights
+# Of the usual width: without a gate, that many neurons have as many weights. Wider FFNs count only
+# where neurons were normalised: with plain Muon, width brought no gain.
+_WIDEST = 1.5
 
 
 class Kind(NamedTuple):
@@ -77,7 +79,7 @@ class Setting(NamedTuple):
     kind: Kind
     title: str  # of the kind
     tokens: int
-    rates: str  # learning rate, and with Muon that of the gates
+    rates: str  # learning rate, with Muon that of the gates, and whether neurons are normalised
     ends: dict[int, list[End]]  # by seed; several if it was trained on several models of GPU
 
     def loss(self, seeds: Sequence[int] | None = None) -> float:
@@ -101,7 +103,8 @@ def settings(
                 continue
             kind, tokens, rates = _kind(recipe, run, usual), run.case["tokens"], _rates(run)
             reinitialised = recipe is not None and recipe.sparsity.reinit_rate > 0
-            if (1 / kind.narrowing > _WIDEST and not kind.experts) or reinitialised:
+            may_be_wide = kind.experts or run.case.get("normalize_neurons")
+            if (1 / kind.narrowing > _WIDEST and not may_be_wide) or reinitialised:
                 continue
             setting = Setting(kind, _title(kind, run), tokens, rates, {})
             setting = by_key.setdefault((tokens, kind, rates), setting)
@@ -172,6 +175,7 @@ def _rates(run: Run) -> str:
         # Not from the recipe: another default applied to dense models when the first were trained.
         of_gates = run.case.get("gate_learning_rate")
         gates = f", gates {f'1/{rate / of_gates:.3g}' if of_gates else 'by Muon'}"
+        gates += ", normalized" if run.case.get("normalize_neurons") else ""
     of_router = run.case.get("router_learning_rate")
     return f"{rate:g}{gates}" + (f", router 1/{rate / of_router:.3g}" if of_router else "")
 
@@ -202,11 +206,11 @@ def equal_tokens(lines: Sequence[Line]) -> list[list[str]]:
     rows = []
     for shape in SHAPES:
         for tokens, of_tokens in groupby(settings(lines, shape), lambda setting: setting.tokens):
-            kinds = [list(group) for _, group in groupby(of_tokens, lambda s: s.kind)]
-            if len(kinds) == 1 or kinds[0][0].kind != DENSE_SILU:
+            kinds = {kind: list(group) for kind, group in groupby(of_tokens, lambda s: s.kind)}
+            if len(kinds) == 1 or DENSE_SILU not in kinds:
                 continue
-            dense = best(kinds[0])
-            for alike in kinds:
+            dense = best(kinds[DENSE_SILU])
+            for alike in kinds.values():
                 setting = best(alike)
                 row = [f"{shape.title}, {tokens / 1e6:.1f}M", setting.title]
                 row += [f"{setting.rates}; {len(alike)}", _losses(setting)]

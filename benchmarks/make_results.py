@@ -328,6 +328,7 @@ def _muon(lines: Sequence[Line]) -> str:
     rows = []
     for gpus, config in ((4, "ddp8"), (4, "fsdp2"), (4, "hsdp"), (8, "fsdp2")):
         case: dict[str, Any] = {"recipe": "2b", "gpus": gpus, "config": config, "precision": "fp8"}
+        case["normalize_neurons"] = None
         each = [
             find(lines, "optimizer_step", "step_ms", optimizer=name, **case)["value"]
             for name in ("adamw", "muon")

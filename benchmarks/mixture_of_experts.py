@@ -139,6 +139,9 @@ def figures(recipe: Recipe, mixture: Mixture, bench: str) -> list[Measurement]:
     if optimizer.name != "adamw" and recipe.gates_by_adamw:
         case["gate_learning_rate"] = optimizer.gate_peak
         words.append(f"gates-{optimizer.gate_peak:g}")
+    if optimizer.normalize_neurons:
+        case["normalize_neurons"] = True
+        words.append("normalized")
     if mixture.router_learning_rate is not None:
         case["router_learning_rate"] = mixture.router_learning_rate
         words.append(f"router-{mixture.router_learning_rate:g}")

@@ -18,7 +18,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from sparsellm.ffn.shared_linear import share_weights
 from sparsellm.recipe import Recipe
 from sparsellm.training.objective import build_loss
-from sparsellm.training.optimization.muon import MuonAndAdamW
+from sparsellm.training.optimization.muon import MuonAndAdamW, muon_groups
 
 ALIGNMENT = 8  # bf16 numbers of which rows of grouped products consist: 16 bytes
 
@@ -170,7 +170,8 @@ class ExpertMatrices:
 
     def __init__(self, model: MixtralForCausalLM) -> None:
         self.gates: list[nn.Parameter] = []
-        self.others: list[nn.Parameter] = []  # up and down
+        self.ups: list[nn.Parameter] = []
+        self.downs: list[nn.Parameter] = []
         self.stacked: list[nn.Parameter] = []
         self._parts: list[tuple[nn.Parameter, nn.Parameter, tuple[Any, ...]]] = []
         for layer in model.model.layers:
@@ -189,10 +190,10 @@ class ExpertMatrices:
             if name == "gate_up_proj":
                 half = stacked.shape[1] // 2
                 yield self.gates, (expert, slice(None, half))
-                yield self.others, (expert, slice(half, None))
+                yield self.ups, (expert, slice(half, None))
             else:
                 assert name == "down_proj", name
-                yield self.others, (expert,)
+                yield self.downs, (expert,)
 
     def take_gradients(self) -> None:
         """After the backward passes of a step: the model's gradients become those of the parts."""
@@ -217,7 +218,8 @@ def build_moe_optimizer(
     vectors = [p for _, p in rest if p.dim() < 2]
     apart = {id(p) for p in (*routers, *attention, *vectors)}
     matrices = [p for _, p in rest if id(p) not in apart]  # embeddings and head
-    of_blocks, gates, gate_scale = [*attention, *experts.others], experts.gates, 1.0
+    of_blocks, gates = [*attention, *experts.ups, *experts.downs], experts.gates
+    gate_scale = 1.0
     muons = of_blocks if config.name == "muon" else []
     if not muons:
         matrices = [*matrices, *of_blocks]
@@ -245,4 +247,7 @@ def build_moe_optimizer(
     )
     if not muons:
         return adamw, experts
-    return MuonAndAdamW(muons, config.learning_rate, config.weight_decay, adamw), experts
+    dims = {id(p): 0 for p in (*experts.gates, *experts.ups)} | {id(p): 1 for p in experts.downs}
+    matrices_of_muon = muon_groups(muons, dims if config.normalize_neurons else {})
+    muon = MuonAndAdamW(matrices_of_muon, config.learning_rate, config.weight_decay, adamw)
+    return muon, experts

@@ -1,10 +1,11 @@
-"""Times one step of the optimizer, AdamW's and Muon's, in the layout of a launch configuration.
+"""Times one step of the optimizer: AdamW's, Muon's, and Muon's with normalised neurons.
 
     accelerate launch --config_file launch/fsdp2.yaml benchmarks/optimizer_step.py \\
         --recipe 2b --set runtime.precision=fp8 --record benchmarks/results.jsonl
 
-Model, layout and parameter groups are those of a training run; gradients are random numbers. The
-baseline of Muon's time is AdamW's, and their ratio says how many times longer Muon takes.
+Model, layout and parameter groups are those of a training run in the layout of a launch
+configuration; gradients are random numbers. The baseline of Muon's times is AdamW's, and their
+ratio says how many times longer Muon takes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20, help="timed steps")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
     options = parser.parse_args(words)
-    overrides = [*QUIET, *options.set, *NO_GATE_RATE]
+    overrides = [*QUIET, *options.set, *NO_GATE_RATE, "optimizer.normalize_neurons=false"]
     run = build_run(load_recipe(options.recipe, overrides))
     case = {
         "recipe": run.recipe.name,
@@ -47,15 +48,16 @@ def main(words: list[str] | None = None) -> None:
     }
     context = {"command": _command(run, options)}
     measurements: list[Measurement] = []
-    for name in ("adamw", "muon"):
-        recipe = load_recipe(options.recipe, [*overrides, f"optimizer.name={name}"])
+    for name, normalize in (("adamw", False), ("muon", False), ("muon", True)):
+        settings = [f"optimizer.name={name}", f"optimizer.normalize_neurons={normalize}"]
+        recipe = load_recipe(options.recipe, [*overrides, *settings])
         optimizer = build_optimizer(run.objective, recipe)
         milliseconds = statistics.median(step_milliseconds(run, optimizer, options.steps))
         del optimizer
         baseline = measurements[0].value if measurements else None
         ratio = milliseconds / baseline if baseline else None
         figure = (milliseconds, "ms", baseline, ratio)
-        of = case | {"optimizer": name}
+        of = case | {"optimizer": name} | ({"normalize_neurons": True} if normalize else {})
         measurements.append(Measurement("optimizer_step", of, "step_ms", *figure, context=context))
     if run.accelerator.is_main_process:
         for measurement in measurements:

@@ -104,6 +104,8 @@ def _figures(bench: str, run: RunData, all_validations: bool) -> list[Measuremen
         base["optimizer"] = recipe.optimizer.name
         if recipe.gates_by_adamw:
             base["gate_learning_rate"] = recipe.optimizer.gate_peak
+        if recipe.optimizer.normalize_neurons:
+            base["normalize_neurons"] = True
     measurements: list[Measurement] = []
 
     def of(metric: str, value: float, unit: str, **case: Any) -> None:

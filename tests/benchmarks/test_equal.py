@@ -71,6 +71,47 @@ def test_one_seed_is_better_than_two_only_by_more_than_noise():
         assert equal.equal_tokens([*DENSE, *SPARSE, *one])[0][2] == rates
 
 
+def test_normalized_neurons_are_a_setting_of_the_optimizer():
+    def normalized(run, loss, **case):
+        return [
+            line
+            for seed in (0, 1)
+            for line in ended(f"{run}-seed{seed}", loss, 150.0, normalize_neurons=True, **case)
+        ]
+
+    dense = normalized("dense-silu-normalized-0.000125", 3.95, **SIXTEENTH)
+    assert equal.equal_tokens([*DENSE, *SPARSE, *dense])[0][2:4] == [
+        "0.002, gates 1/16, normalized; 3", "3.950 (3.950, 3.950)"
+    ]  # fmt: skip
+    higher = normalized("dense-silu-muon-gates-normalized", 4.2)
+    assert equal.equal_tokens([*DENSE, *SPARSE, *higher])[0][2] == "0.002, gates 1/16; 3"
+    sparse = normalized("target60-normalized-0.00025", 3.9, **EIGHTH)
+    row = equal.equal_tokens([*DENSE, *SPARSE, *sparse, *dense])[-1]
+    assert row[2:5] == ["0.002, gates 1/8, normalized; 2", "3.900 (3.900, 3.900)", "−0.050 (−1.3%)"]
+
+
+def test_wide_ffns_are_rows_of_their_own_where_neurons_were_normalized():
+    twice = {"intermediate_size": 11_264, **EIGHTH}
+    plain = ended("target60-normalized-wide-11264-seed0", 3.8, 150.0, **twice)
+    assert [row[1] for row in equal.equal_tokens([*DENSE, *SPARSE, *plain])] == [
+        "dense SiLU", "sparse, target 60"
+    ]  # fmt: skip
+    twice["normalize_neurons"] = True
+    wide = ended("target60-normalized-wide-11264-seed0", 3.8, 150.0, **twice)
+    wide += ended("dense-silu-normalized-0.00025-seed0", 3.9, 190.0, **twice)
+    rows = equal.equal_tokens([*DENSE, *SPARSE, *wide])
+    assert {row[1]: row[2:5] for row in rows} == {
+        "dense SiLU": ["0.002, gates 1/16; 2", "4.010 (4.000, 4.020)", ""],
+        "dense SiLU, 11,264 neurons":
+            ["0.002, gates 1/8, normalized; 1", "3.900", "−0.100 (−2.5%)"],
+        "sparse, target 60": ["0.002, gates 1/8; 1", "4.070 (4.040, 4.100)", "+0.060 (+1.5%)"],
+        "sparse, target 60, 11,264 neurons":
+            ["0.002, gates 1/8, normalized; 1", "3.800", "−0.200 (−5.0%)"],
+    }  # fmt: skip
+    [row] = equal.equal_time([*DENSE, *SPARSE, *wide])
+    assert row[1] == "sparse, target 60, 11,264 neurons (0.002, gates 1/8, normalized)"
+
+
 def test_a_run_of_a_fair_sweep_replaces_the_same_one_of_an_older_sweep():
     older = [
         record

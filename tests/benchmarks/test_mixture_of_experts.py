@@ -100,6 +100,22 @@ def test_muon_orthogonalises_the_matrices_of_each_expert(tiny, gates_by_muon):
     assert not torch.equal(gate_up[:, :8], before[:, :8])
 
 
+def test_the_neurons_of_each_expert_are_normalized(tiny):
+    recipe = tiny(*CHANGES, *MUON, "optimizer.normalize_neurons=true")
+    objective = MoEObjective(recipe, MIXTURE)
+    optimizer, matrices = build_moe_optimizer(objective, recipe, MIXTURE)
+    experts = objective.model.model.layers[1].mlp.experts
+    before = [p.detach().clone() for p in (experts.gate_up_proj, experts.down_proj)]
+    backward(objective)
+    matrices.take_gradients()
+    optimizer.step()
+    up, down = experts.gate_up_proj[3, 8:] - before[0][3, 8:], experts.down_proj[3] - before[1][3]
+    for change, other, dim in ((up, 0, 1), (down, 1, 0)):
+        norms, crosswise = (change.detach().norm(dim=d) for d in (dim, other))
+        torch.testing.assert_close(norms, norms.mean().expand_as(norms), rtol=1e-2, atol=0)
+        assert crosswise.std() > 0.05 * crosswise.mean()
+
+
 def test_gates_and_routers_have_rates_of_their_own(tiny):
     recipe = tiny(*CHANGES, *MUON, "optimizer.gate_learning_rate=5e-3")
     for mixture, of_router in ((MIXTURE, 0.5), (MIXTURE._replace(router_learning_rate=1e-3), 0.1)):

@@ -10,12 +10,14 @@ from conftest import ROOT, set_arguments
 import optimizer_step
 
 
-def test_both_optimizers_are_timed_and_recorded(tiny_overrides, tmp_path):
+def test_each_optimizer_is_timed_and_recorded(tiny_overrides, tmp_path):
     record = tmp_path / "results.jsonl"
     words = ["--recipe", "debug", "--steps", "2", "--record", str(record)]
     optimizer_step.main([*words, *set_arguments(tiny_overrides)])
-    adamw, muon = map(json.loads, record.read_text().splitlines())
+    adamw, muon, normalized = map(json.loads, record.read_text().splitlines())
     assert [line["case"]["optimizer"] for line in (adamw, muon)] == ["adamw", "muon"]
+    assert normalized["case"] == muon["case"] | {"normalize_neurons": True}
+    assert normalized["baseline"] == adamw["value"]
     assert muon["case"]["config"] == "single"
     assert adamw["value"] > 0
     assert muon["ratio"] == muon["value"] / adamw["value"]

@@ -27,14 +27,23 @@ def test_a_target_is_settled_from_where_the_mean_of_20_steps_stays_near_it():
     assert settled_step(returns, 30.0) > 120
 
 
-@pytest.mark.parametrize(("gate_learning_rate", "gates"), [("1e-4", 1e-4), ("null", 5e-4)])
+@pytest.mark.parametrize(
+    ("settings", "recorded"),
+    [
+        (["optimizer.gate_learning_rate=1e-4"], {"gate_learning_rate": 1e-4}),
+        (["optimizer.gate_optimizer=muon"], {}),
+        (
+            ["optimizer.normalize_neurons=true"],
+            {"gate_learning_rate": 5e-4, "normalize_neurons": True},
+        ),
+    ],
+)
 def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(
-    tiny, tmp_path, capsys, gate_learning_rate, gates
+    tiny, tmp_path, capsys, settings, recorded
 ):
     folder, results = tmp_path / "sweep", tmp_path / "results.jsonl"
     overrides = ["sparsity.target_nnz=3", "optimizer.name=muon", "optimizer.learning_rate=4e-3"]
-    overrides += [f"optimizer.gate_learning_rate={gate_learning_rate}"]
-    recipe = tiny("name=target-seed0", *overrides, f"logging.run_dir={folder}")
+    recipe = tiny("name=target-seed0", *overrides, *settings, f"logging.run_dir={folder}")
     held_out = {"kind": "validation", "tokens": 512, "num_targets": 8}
     validations = [held_out | {"step": step, "loss": 5.0 - step} for step in (2, 4)]
     task = {"acc": 0.25, "acc_stderr": 0.1, "rows": 8, "of": 8, "in_mean": True}
@@ -64,7 +73,8 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(
     assert by_metric["gpu_seconds", 4] == 3.0 + 2 * 3.75
     assert rows[0]["case"]["learning_rate"] == recipe.optimizer.learning_rate
     assert rows[0]["case"]["optimizer"] == "muon"
-    assert rows[0]["case"]["gate_learning_rate"] == gates
+    keys = ("gate_learning_rate", "normalize_neurons")
+    assert {key: rows[0]["case"][key] for key in keys if key in rows[0]["case"]} == recorded
     assert rows[0]["case"]["precision"] == recipe.runtime.precision
     nnz = by_metric["nnz", 4]
     assert by_metric["target_error", 4] == pytest.approx(nnz / 3 - 1)

@@ -76,6 +76,7 @@ def test_globs_environment_and_held_out_shards(tmp_path, monkeypatch):
             ValueError,
             r"unknown key 'file'; nearest valid key: 'files'",
         ),
+        ("files: [x]\n", ValueError, r"key 'source' is missing; valid are hub, files, stdlib"),
         (
             "source: ftp\n",
             ValueError,

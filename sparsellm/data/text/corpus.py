@@ -210,7 +210,8 @@ def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead:
     content |= replacements
     kind = content.get("source")
     if kind not in KINDS:
-        raise ValueError(f"{path}: key 'source' is {kind!r}; valid are {', '.join(KINDS)}")
+        is_now = "missing" if kind is None else repr(kind)
+        raise ValueError(f"{path}: key 'source' is {is_now}; valid are {', '.join(KINDS)}")
     for key in replacements:
         if key not in KINDS[kind].model_fields:
             raise ValueError(

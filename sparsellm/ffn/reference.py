@@ -6,6 +6,7 @@ them, (out, in): w_gate_NK, w_up_NK, w_down_KN.
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -54,22 +55,37 @@ def rectified(w: FFNWeights) -> Rectified:
     return kernels
 
 
-def ffn_stats(l1_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> FFNStats:
-    """L1 of what `FFNStats.l1_sum` says, and the pattern of the gate.
+def ffn_stats(
+    l1_MN: Tensor | None, gate_MN: Tensor, token_M: Tensor | None = None, *, counts: bool = True
+) -> FFNStats:
+    """L1 of what `FFNStats.l1_sum` says (None: zero), and the pattern of the gate.
 
     A neuron counts as active where its *gate* is non-zero: a sparse format stores that pattern, and
     it decides which columns of W_u and W_d are read. ``token_M``: the order of the tokens in which
-    blocks, and so unions, are formed.
+    blocks, and so unions, are formed. Without ``counts`` all neurons are taken to be active.
     """
+    full = partial(torch.full, device=gate_MN.device)
+    if l1_MN is None:
+        l1_sum = full((), 0.0, dtype=torch.float32)
+    else:
+        # fp32 keeps the result independent of how the batch is split, to fp32 rounding; float64
+        # inputs (tests) stay float64.
+        l1_sum = l1_MN.abs().sum(dtype=torch.promote_types(l1_MN.dtype, torch.float32))
+    if not counts:
+        m, n = gate_MN.shape
+        blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+        return FFNStats(
+            l1_sum=l1_sum,
+            nnz_M=full((m,), n, dtype=torch.int32),
+            active_N=full((n,), m, dtype=torch.int32),
+            union_sum=full((), blocks * n, dtype=torch.int64),
+        )
     active_MN = gate_MN.detach() != 0
     # Counting by block first reads the pattern only once.
     in_blocks_MN = active_MN if token_M is None else active_MN[token_M]
     active_BN = blocks_of(in_blocks_MN).sum(dim=1, dtype=torch.int32)
-    # fp32 keeps the result independent of how the batch is split, to fp32 rounding; float64
-    # inputs (tests) stay float64.
-    accumulate = torch.promote_types(l1_MN.dtype, torch.float32)
     return FFNStats(
-        l1_sum=l1_MN.abs().sum(dtype=accumulate),
+        l1_sum=l1_sum,
         nnz_M=active_MN.sum(dim=1, dtype=torch.int32),
         active_N=active_BN.sum(dim=0, dtype=torch.int32),
         union_sum=(active_BN > 0).sum(),
@@ -84,6 +100,8 @@ def dense_ffn(  # noqa: PLR0917
     activation: str = "relu",
     token_M: Tensor | None = None,
     ramp: Ramp | None = None,
+    *,
+    l1: bool = True,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (act(x W_g) * (x W_u)) W_d`` (paper, section 2, eq. 1) with its statistics.
 
@@ -99,9 +117,11 @@ def dense_ffn(  # noqa: PLR0917
         token_M: see `ffn_stats`.
         ramp: y is that of a mixture of activations; the statistics, and so L1 and what counts as
             active, remain those of ``activation``.
+        l1: whether the loss has L1 of this FFN. Otherwise it is not computed.
 
     Returns:
-        y of shape (M, K) and `ffn_stats`.
+        y of shape (M, K) and `ffn_stats`; of an activation without exact zeros all neurons are
+        active, and nothing is counted.
     """
     z_MN = (up if gate is None else gate)(x_MK)
     gate_MN = activation_function(activation)(z_MN)
@@ -112,8 +132,11 @@ def dense_ffn(  # noqa: PLR0917
         before_MN = activation_function(ramp.activation)(z_MN)
         mixed_MN = before_MN + ramp.share * (gate_MN - before_MN)
         mixed_MN = mixed_MN if up_MN is None else mixed_MN * up_MN
-    l1_MN = F.relu(z_MN) if gate is None and activation in RECTIFIED else h_MN
-    return down(mixed_MN), ffn_stats(l1_MN, gate_MN, token_M)
+    l1_MN = None
+    if l1:
+        l1_MN = F.relu(z_MN) if gate is None and activation in RECTIFIED else h_MN
+    counts = ACTIVATIONS[activation].exact_zeros
+    return down(mixed_MN), ffn_stats(l1_MN, gate_MN, token_M, counts=counts)
 
 
 def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:

@@ -303,6 +303,8 @@ def _build_objective(
     with accelerator.device:
         model = build(recipe, eot_id)
     model.train()
+    for layer in model.model.layers:
+        layer.mlp.has_l1 = recipe.sparsity.l1_coefficient > 0
     prepare_blocks(model, recipe.runtime, sizes_change=sizes_change)
     objective = Objective(model, recipe.runtime)
     objective.sizes_change = sizes_change and recipe.runtime.compile

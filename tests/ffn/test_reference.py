@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsellm.ffn.reference import columns_of, dense_ffn, dense_of, empty_columns
 from sparsellm.ffn.types import TOKEN_AT, Room
@@ -92,10 +93,48 @@ def test_l1_gradient_is_the_sign_on_the_pattern():
     torch.testing.assert_close(w_up.grad, (sign * gate).T @ x)
 
 
-def test_silu_has_no_zeros():
-    x, w_gate, w_up, w_down = _weights(5, 4, 6, 0.5, seed=1)
-    stats = _ffn(x, w_gate, w_up, w_down, activation="silu")[1]
-    assert stats.nnz_M.tolist() == [6] * 5
+@pytest.mark.parametrize("m", [5, 130])
+def test_silu_has_no_zeros(m):
+    x, w_gate, w_up, w_down = _weights(m, 4, 6, 0.5, seed=1)
+    w_gate[0, 0] = -2000  # exp underflows
+    y, stats = _ffn(x, w_gate, w_up, w_down, activation="silu")
+    assert float(y.abs().sum()) > 0
+    assert stats.nnz_M.tolist() == [6] * m
+    assert stats.active_N.tolist() == [m] * 6
+    assert int(stats.union_sum) == 6 * (1 if m == 5 else 3)
+
+
+class ReadsOfActivations(TorchDispatchMode):
+    """Counts the operators that read a matrix of this shape and give something smaller."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        is_product = func in {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+        reads = any(isinstance(a, torch.Tensor) and a.shape == self.shape for a in args)
+        smaller = isinstance(out, torch.Tensor) and out.numel() < self.shape.numel()
+        self.count += reads and smaller and not is_product
+        return out
+
+
+@pytest.mark.parametrize(
+    ("activation", "l1", "reads"), [("silu", False, 0), ("silu", True, 1), ("relu", False, 1)]
+)
+def test_a_dense_ffn_computes_only_the_statistics_that_it_needs(activation, l1, reads):
+    x, *matrices = _weights(7, 4, 64, 0.5, seed=1)
+    for matrix in matrices:
+        matrix.requires_grad_()
+    products = [partial(F.linear, weight=matrix) for matrix in matrices]
+    with ReadsOfActivations(torch.Size((7, 64))) as counted:
+        y, stats = dense_ffn(x, *products, activation, l1=l1)
+    assert counted.count == reads  # those of blocks are of another shape
+    assert stats.l1_sum.requires_grad == l1
+    assert (float(stats.l1_sum.detach()) > 0) == l1
+    expected, _ = dense_ffn(x, *products, activation)
+    assert torch.equal(y, expected)
 
 
 def test_l1_is_accumulated_in_fp32_under_bf16():

@@ -198,6 +198,16 @@ def test_a_step_over_its_limits_is_refused(spoilt, value):
     assert counters.read().failed
 
 
+@pytest.mark.parametrize("l1", [0, 0.01])
+def test_l1_is_computed_where_the_loss_has_it(tiny, l1):
+    recipe = tiny(f"sparsity.l1_coefficient={l1}", "ffn.activation=silu", "train.steps=1")
+    train(recipe, StopRequest())
+    records = [record for _, record in read_lines(recipe.run_path / "metrics.jsonl")]
+    [record] = [r for r in records if isinstance(r, TrainRecord)]
+    assert (record.values["l1"] > 0) == (l1 > 0)
+    assert set(record.sparsity.nnz_mean) == {recipe.model.intermediate_size}
+
+
 def test_sums_of_integers_are_exact_where_fp32_is_not():
     counters = _counted(_active(seed=3, density=0.5))
     counters._at.union_L.fill_(2**24)

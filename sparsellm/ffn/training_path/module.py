@@ -115,6 +115,8 @@ class SparseFFN(nn.Module):
         self.step_shared: StepShared | None = None
         self.ramp: Ramp | None = None
         self.fp8 = False
+        # Whether the loss has L1 of this FFN; on the dense path it is not computed otherwise.
+        self.has_l1 = True
         self.use_kernels(kernels)
 
     @property
@@ -371,7 +373,7 @@ class SparseFFN(nn.Module):
             )
             token_M = None if order is None else order.token_M
             ramp = self.ramp if self.training else None
-            y_MK, stats = dense_ffn(x_MK, *products, self.activation, token_M, ramp)
+            y_MK, stats = dense_ffn(x_MK, *products, self.activation, token_M, ramp, l1=self.has_l1)
         else:
             w, layout = self._weights(), (self.format, self.ell_width)
             y_MK, stats = sparse_ffn_training(

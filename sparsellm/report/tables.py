@@ -45,6 +45,7 @@ def summary_table(runs: list[RunData]) -> str:
         "Commit": lambda r: _each(s["commit"] for s in r.sessions),
         "Goes on from": _parent,
         "Resumed": lambda r: ", ".join(f"before step {s:,}" for s in r.resumed_at) or "never",
+        "Recipe changed": _recipe_changes,
     }
     body = [[name, *(value(run) for run in runs)] for name, value in rows.items()]
     return html_table("Summary of the runs", ["", *(run.label for run in runs)], body)
@@ -58,6 +59,16 @@ def _processes(run: RunData) -> str:
 def _parent(run: RunData) -> str:
     parent = run.sessions[0].get("parent") if run.sessions else None
     return f"step {parent['step']:,} of {parent['name']}" if parent else "–"
+
+
+def _recipe_changes(run: RunData) -> str:
+    """What later processes changed in the recipe, where their steps were not computed again."""
+    by_step: dict[int, list[str]] = {}
+    for session in run.sessions:
+        by_step = {step: changes for step, changes in by_step.items() if step < session["step"]}
+        by_step[session["step"]] = session.get("changes", [])
+    texts = [f"after step {step:,}: {', '.join(c)}" for step, c in by_step.items() if c]
+    return "; ".join(texts) or "no"
 
 
 def _each(values: Iterable[str]) -> str:

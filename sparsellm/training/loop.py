@@ -169,6 +169,7 @@ def _begin_records(run: Run) -> None:
         accelerator.device,
         parent=run.parent,
         init_from=run.origin,
+        changes=run.changes,
     )
     run.log = MetricsLog(run.recipe, run.step, session)
 

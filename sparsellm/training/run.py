@@ -79,6 +79,7 @@ class Run:
     compiled_before: float = field(default_factory=compile_seconds)  # by this process
     origin: Parent | None = None  # of the weights of step 0
     parent: Parent | None = None  # checkpoint of another run that this run goes on from
+    changes: list[str] = field(default_factory=list)  # of the recipe since that checkpoint
     repeating: set[str] = field(default_factory=set)  # corpora whose text is read again
     carried: dict[str, bytes] = field(default_factory=dict)  # by the main rank, see hf_files.py
     log: MetricsLog | None = None  # of the main rank, while it trains

@@ -153,12 +153,17 @@ def test_a_resumed_run_adds_up_its_processes(tiny):
     recipe = tiny()
     first = {"kind": "session", "step": 0, "id": "a", "startup_seconds": 2.0}
     killed = {"kind": "session_end", "step": 2, "session": "a", "seconds": 9.0, "how": "killed"}
-    second = {"kind": "session", "step": 2, "id": "b", "startup_seconds": 1.0}
+    changes = ["train.steps 3 → 4"]
+    second = {"kind": "session", "step": 2, "id": "b", "startup_seconds": 1.0, "changes": changes}
     one, two, three, four = (record(recipe, s, seconds=1.5 * s) for s in (1, 2, 3, 4))
     [run] = read_runs([write_run(recipe, [first, one, two, killed, second, three, four])])
     assert (run.resumed_at, run.seconds) == ([3], 16.0)
     table = summary_table([run])
-    assert "step 3" in table
+    assert "before step 3<" in table
+    assert "<td>after step 2: train.steps 3 → 4</td>" in table
+    third = {"kind": "session", "step": 2, "id": "c"}  # went on from the same checkpoint again
+    [run] = read_runs([write_run(recipe, [first, one, two, killed, second, three, third, four])])
+    assert "train.steps 3 → 4" not in summary_table([run])
     active = active_parameters(recipe, mean(run.train[-1]["sparsity"]["nnz_mean"]))
     assert f"{active:,}" in table
 

@@ -228,6 +228,8 @@ def test_resume_says_what_the_recipe_changed_and_continues(tiny_overrides, cli_h
     assert snapshot.step == 6
     assert first.manifest.id in snapshot.manifest.ancestors
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    sessions = read_metrics(load_recipe("debug", tiny_overrides).run_path, "session")
+    assert [session.get("changes") for session in sessions] == [None, ["train.steps 4 → 6"]]
     again = train("train.steps=6", "sparsity.l1_coefficient=9")
     assert again.returncode == 0
     assert "nothing to do: this run has done 6 steps of train.steps 6" in again.stdout

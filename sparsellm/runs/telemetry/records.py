@@ -20,7 +20,16 @@ from sparsellm.recipe.strict import parse_json, read_text, validate
 
 METRICS_FILE = "metrics.jsonl"
 # Fields that a line lacks if they are empty.
-_LEFT_OUT = ("corpus_tokens", "epochs", "layers", "by_corpus", "kernels", "parent", "init_from")
+_LEFT_OUT = (
+    "corpus_tokens",
+    "epochs",
+    "layers",
+    "by_corpus",
+    "kernels",
+    "parent",
+    "init_from",
+    "changes",
+)
 
 
 def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
@@ -171,6 +180,8 @@ class SessionRecord(_Written):
     versions: dict[str, str] = field(default_factory=dict)  # of sparsellm, Python, torch, CUDA, …
     parent: Parent | None = None  # None: the run began at step 0
     init_from: Parent | None = None  # of the weights of step 0; None: they were random
+    # Keys of the recipe whose value is not that of the checkpoint it goes on from: "key old → new".
+    changes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def this_session(
     *,
     parent: Parent | None = None,
     init_from: Parent | None = None,
+    changes: list[str] | None = None,
 ) -> SessionRecord:
     """The session of this process, or of its present run, which begins at a step."""
     started = _run_began.get() or psutil.Process().create_time()
@@ -57,6 +58,7 @@ def this_session(
         | ({"cuda": torch.version.cuda} if torch.version.cuda else {}),
         parent=parent,
         init_from=init_from,
+        changes=changes or [],
     )
 
 

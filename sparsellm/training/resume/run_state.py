@@ -128,6 +128,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
     check_resumable(path, run.recipe)
     before = saved_recipe(path)
     changes = recipe_changes(before, run.recipe)
+    run.changes = [change.removeprefix(CHANGED) for change in changes]
     notes = changes + rate_changes(before, run.recipe, saved.step)
     try:
         with together(accelerator.device):

@@ -34,8 +34,9 @@ def train(
 
     Data workers are processes that import the script that started them. Without the guard, they
     would make this call themselves; the call then ends them and raises `ChildProcessError` in the
-    script. To use several GPUs, run ``accelerate launch script.py``. The call prints the same
-    lines as the command. A signal to stop saves a checkpoint, and the call returns.
+    script. To use several GPUs, run ``accelerate launch script.py``, which trains one run. The call
+    prints the same progress as the command, without its first lines, and generates no sample of
+    text at the end. A signal to stop saves a checkpoint, and the call returns.
 
     Args:
         recipe: the name of a bundled recipe, a YAML file, or a `Recipe`.

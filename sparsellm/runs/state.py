@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from sparsellm.runs.checkpoint import MODEL, MODEL_FILE, OPTIMIZER, OPTIMIZER_FILE
 from sparsellm.runs.tensor_files import StoredTensors
+from sparsellm.words import listed
 
 _REMEDY = "resume with the recipe.yaml beside it"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -126,12 +127,11 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> N
 
 def _check_shapes(model: nn.Module, tensors: dict[str, Tensor], source: str, remedy: str) -> None:
     parameters = dict(model.named_parameters())
-    if parameters.keys() != tensors.keys():
-        odd = sorted(parameters.keys() ^ tensors.keys())
-        raise ValueError(
-            f"{source} does not match the recipe's model: {len(odd)} names differ, "
-            f"such as {odd[0]}; {remedy}"
-        )
+    missing, surplus = parameters.keys() - tensors.keys(), tensors.keys() - parameters.keys()
+    if missing or surplus:
+        name = listed(sorted(missing or surplus))
+        difference = f"lacks {name} of" if missing else f"has {name}, unlike"
+        raise ValueError(f"{source} {difference} the recipe's model; {remedy}")
     for name, parameter in parameters.items():
         if parameter.shape != tensors[name].shape:
             raise ValueError(

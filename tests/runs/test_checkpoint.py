@@ -302,8 +302,12 @@ def test_for_one_without_its_trainer_an_older_one_is_offered(tmp_path):
 
 def test_other_shapes_and_names_are_refused():
     model = torch.nn.Linear(4, 3)
-    with pytest.raises(ValueError, match=r"names differ, such as bias"):
-        state.restore_model(model, {"weight": torch.zeros(3, 4)})
+    weight = torch.zeros(3, 4)
+    with pytest.raises(ValueError, match=r"lacks bias of the recipe's model"):
+        state.restore_model(model, {"weight": weight})
+    surplus = dict.fromkeys(("weight", "bias", "a", "b"), weight)
+    with pytest.raises(ValueError, match=r"has a and 1 more, unlike the recipe's model"):
+        state.restore_model(model, surplus)
     with pytest.raises(ValueError, match=r"weight has shape \(2, 4\), the recipe's model \(3, 4\)"):
         state.restore_model(model, {"weight": torch.zeros(2, 4), "bias": torch.zeros(3)})
 

@@ -150,7 +150,7 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
         ({"head_dim": 7}, "config.json "),  # by transformers, or by the recipe
         ({"num_attention_heads": 0}, "cannot be read"),
         ({"vocab_size": 200}, "model.vocab_size 200 is less than the 257 ids"),
-        ({"num_hidden_layers": 2}, "names differ, such as model.layers.2."),
+        ({"num_hidden_layers": 2}, "has model.layers.2.input_layernorm.weight and "),
         ({"intermediate_size": 40}, "the recipe's model (40, 32); export the checkpoint again, or"),
     ],
     ids=str,

@@ -3,9 +3,9 @@
 #   every 100 steps. Which parts of the data does it see?
 # Guess: as many as without the evaluations. An evaluation draws its own random numbers, or a few of the loop's.
 # Seen (lm_eval 0.4.13): after every evaluation the same 100 batches, in the same order. simple_evaluate by default sets
-#   the seeds of torch, numpy and random to 1234, 1234 and 0 and leaves the generators there. Dropout repeats too. Below,
-#   1,000 steps see 200 different batches instead of 1,000. The message about the seeds has the level INFO. With
-#   torch_random_seed=None, numpy_random_seed=None, random_seed=None, or with lm_eval.evaluate, nothing repeats.
+#   the seeds of torch, numpy and random to 1234, 1234 and 0, and what follows draws from there. Dropout repeats too.
+#   Below, 1,000 steps see 200 different batches instead of 1,000. The message about the seeds has the level INFO. With
+#   torch_random_seed=None, numpy_random_seed=None and random_seed=None, nothing repeats.
 # Hurts: training loops that score benchmarks on the way. The run trains on a small part of its data again and again,
 #   smaller the more often it is evaluated; the loss falls even faster, and no message says why.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

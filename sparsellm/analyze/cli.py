@@ -8,7 +8,8 @@ from typing import Any
 from sparsellm.arguments import add_model, check_device, check_out, positive_int
 from sparsellm.waiting import waiting
 
-ANALYSIS_FOLDER = "analysis"  # in a checkpoint, or in a folder of weights without one
+# In a run's folder, or with the name of a checkpoint beside it: a checkpoint may be pruned.
+ANALYSIS_FOLDER = "analysis"
 STATISTICS_FILE = "statistics.json"
 TRACES_FILE = "traces.npz"
 
@@ -32,7 +33,7 @@ def add_analyze_parser(commands: Any) -> None:
     parser.add_argument("--trace-layers", type=int, nargs="+", metavar="LAYER", help=text)
     text = "sequences per forward pass (default: 4)"
     parser.add_argument("--micro-batch-size", type=positive_int, default=4, metavar="N", help=text)
-    text = "folder to write (default: analysis/ in the checkpoint)"
+    text = "folder to write (default: analysis_<checkpoint>/ beside it)"
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
     parser.add_argument("--device", help="cpu, cuda:1, … (default: a GPU if there is one)")
     parser.set_defaults(run=_analyze)
@@ -46,7 +47,8 @@ def _analyze(options: argparse.Namespace) -> None:
 
     check_device(options.device)
     path = find_checkpoint(options.source)
-    out = options.out or results_place(options.source, path) / ANALYSIS_FOLDER
+    place = results_place(options.source, path)
+    out = options.out or place.with_name(f"{ANALYSIS_FOLDER}_{place.name}")
     check_out(out, is_folder=True)
     from sparsellm.analyze.activity import analyze, held_out_corpora
     from sparsellm.analyze.trace import save_traces

@@ -199,10 +199,10 @@ def _sample(path: Path) -> Sample | None:
 
 
 def _analysis(path: Path) -> dict[str, Any] | None:
-    """The analysis of the newest checkpoint, else that in the run's own ``analysis/``."""
-    newest = checkpoint.latest(path / "checkpoints")
-    for folder in ([newest] if newest else []) + [path]:
-        file = folder / ANALYSIS_FOLDER / STATISTICS_FILE
+    """The newest analysis of a checkpoint, else that in the run's own ``analysis/``."""
+    analyses = sorted(path.glob(f"checkpoints/{ANALYSIS_FOLDER}_step_*"), reverse=True)
+    for folder in (*analyses, path / ANALYSIS_FOLDER):
+        file = folder / STATISTICS_FILE
         if file.is_file():
             return read_model(file, _Analysis, "restore it, or analyze again")
     return None

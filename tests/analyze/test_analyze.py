@@ -128,19 +128,26 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     printed = capsys.readouterr().out
     assert "512 tokens, 64 neurons per layer" in printed
     assert "frequent tokens for which the most neurons are active, on average: '" in printed
-    statistics = json.loads((checkpoint / "analysis" / "statistics.json").read_text())
+    folder = checkpoint.with_name(f"analysis_{checkpoint.name}")  # stays when that is pruned
+    statistics = json.loads((folder / "statistics.json").read_text())
     shape = {"tokens": 512, "context_length": 32, "intermediate_size": 64}
     source = {"checkpoint": str(checkpoint), "step": 1, "corpus": "sample"}
     assert shape | source == {key: statistics[key] for key in (*shape, *source)}
     assert len(statistics["layers"]) == 2
     assert len(statistics["tokens_by_nnz"]["highest"]) > 0
-    traces, ids_BT = load_traces(checkpoint / "analysis" / "traces.npz", 64)
+    traces, ids_BT = load_traces(folder / "traces.npz", 64)
     assert ids_BT.size == 512
     common = statistics["tokens_by_nnz"]["highest"][0]
     assert (ids_BT == common["id"]).sum() == common["occurrences"] >= 8
     assert common["text"] == bytes([common["id"]]).decode(errors="replace")
     mean = [float(trace.count_M.mean()) for trace in traces]
     assert mean == pytest.approx([layer["nnz_mean"] for layer in statistics["layers"]])
+
+
+def test_results_of_the_working_directory_lie_beside_it(checkpoint, monkeypatch):
+    monkeypatch.chdir(checkpoint)
+    assert main(["analyze", ".", "--tokens", "128"]) == 0
+    assert (checkpoint.parent / f"analysis_{checkpoint.name}" / "traces.npz").is_file()
 
 
 def test_a_full_disk_leaves_the_earlier_traces_and_names_the_file(checkpoint, tmp_path, capsys):
@@ -167,9 +174,9 @@ def test_results_of_a_model_on_the_hub_are_not_written_to_its_cache(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert main(["analyze", "me/model", "--tokens", "128"]) == 0
-    assert "wrote me--model/analysis/statistics.json" in capsys.readouterr().out
-    assert Path("me--model/analysis/traces.npz").is_file()
-    assert not (checkpoint / "analysis").exists()
+    assert "wrote analysis_me--model/statistics.json" in capsys.readouterr().out
+    assert Path("analysis_me--model/traces.npz").is_file()
+    assert not list(checkpoint.parent.glob("analysis*"))
 
 
 def test_some_layers_patterns_can_be_kept_alone(checkpoint, tmp_path, capsys):

@@ -353,13 +353,14 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
             ("of another sweep", "tokens_per_ms", 9.0),
         )
     ]
-    (tmp_path / "l1" / "analysis").mkdir()
+    analysed = tmp_path / "l1" / "checkpoints" / "analysis_step_00000004"
+    analysed.mkdir(parents=True)
     layer = {"nnz_mean": 2.5, "nnz_p99": 9, "tile_max": 4, "never_fired_fraction": 0.25}
     layer |= {"union": {"64": 31, "128": 40, "256": 50}, "hot_share": {"256": 1.0}}
     token = {"text": "<the>", "nnz_mean": 1.25}
     analysis = {"tokens": 4096, "corpus": "sample", "step": 4, "layers": [layer] * 2}
     analysis |= {"tokens_by_nnz": {"lowest": [token], "highest": [token]}}
-    (tmp_path / "l1" / "analysis" / "statistics.json").write_text(json.dumps(analysis))
+    (analysed / "statistics.json").write_text(json.dumps(analysis))
     (tmp_path / "bench.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page, table, summary, figure = write_sweep_report(tmp_path)
     groups = {g["group"]: g for g in json.loads(summary.read_text())}

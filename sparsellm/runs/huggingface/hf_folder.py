@@ -170,9 +170,11 @@ def is_published(path: Path) -> bool:
 
 
 def results_place(source: Path, folder: Path) -> Path:
-    """Where results of a model belong: with what was found, but not in the hub's cache."""
+    """The path beside which results of a model belong; not in the hub's cache. It has a name."""
     name = hub_id(source)
-    return folder if name is None else Path(name.replace("/", "--"))
+    if name is not None:
+        return Path(name.replace("/", "--"))
+    return folder if folder.name not in ("", "..") else folder.resolve()
 
 
 @cache

@@ -20,6 +20,7 @@ from sparsellm.ffn.inference_path.linears import is_fp8, quantised_weight
 from sparsellm.ffn.inference_path.replace import forget_order, is_replaced
 from sparsellm.ffn.kernels import linear as linear_kernels
 from sparsellm.ffn.kernels.compiler.gpu_architecture import has_kernels
+from sparsellm.ffn.token_order import is_of_order
 from sparsellm.ffn.types import Linear
 from sparsellm.recipe.families import ARCHITECTURES
 
@@ -205,7 +206,7 @@ def why_no_step(model: Any) -> str | None:
     for module, is_called in _modules(model):
         if not is_called and (reason := _why_changed(module)):
             name = next(name for name, each in model.named_modules() if each is module)
-            return f"{name}: {reason}"
+            return f"{name or type(model).__name__}: {reason}"
         devices |= {p.device for p in module._parameters.values() if p is not None}
     # In FP8 weights that are not read are on the CPU. Other models with some there have hooks.
     if len(devices - {torch.device("cpu")}) > 1:
@@ -215,11 +216,9 @@ def why_no_step(model: Any) -> str | None:
 
 def _modules(model: Any) -> Iterator[tuple[nn.Module, bool]]:
     """The model's modules, and whether a step calls each, or a module that it belongs to."""
-    yield model.lm_head, False
     base = model.model
-    yield base, False
-    yield base.norm, False
-    yield base.embed_tokens, True
+    for module in (model, base, base.embed_tokens, base.norm, model.lm_head):
+        yield module, False
     for layer in base.layers:
         yield layer, False
         for name, child in layer._modules.items():
@@ -237,10 +236,14 @@ def _descendants(module: nn.Module) -> Iterator[nn.Module]:
 
 def _why_changed(module: nn.Module) -> str | None:
     """Why a module may compute something else than its class does."""
-    if module._forward_hooks or module._forward_pre_hooks:
+    if module._forward_pre_hooks or not all(map(is_of_order, module._forward_hooks.values())):
         return "it has hooks"
-    if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
-        return f"it is a {type(module).__name__}"
+    for plain in (nn.Linear, nn.Embedding):
+        if isinstance(module, plain) and type(module) is not plain:
+            return f"it is a {type(module).__name__}"
+    for name in _PROJECTIONS:
+        if name in module._modules and type(module._modules[name]) is not nn.Linear:
+            return f"its {name} is {type(module._modules[name]).__name__}"
     if "forward" in vars(module) and not is_fp8(module) and not is_replaced(module):
         return "its forward was replaced"
     return None

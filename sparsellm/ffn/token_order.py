@@ -197,6 +197,11 @@ class TrainingOrder:
             self._order = token_order(ids_BT.long(), embedding.num_embeddings)
 
 
+def is_of_order(hook: object) -> bool:
+    """Whether a module's hook only computes the order of tokens, and leaves its output as it is."""
+    return isinstance(getattr(hook, "__self__", None), PrefillOrder | TrainingOrder)
+
+
 def _input_embedding(model: nn.Module) -> nn.Embedding | None:
     get = getattr(model, "get_input_embeddings", None)
     try:

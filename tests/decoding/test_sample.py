@@ -15,9 +15,11 @@ import torch
 from runs.hf_models import MODELS, stock_model
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LogitsProcessorList
 
+import sparsellm
 from sparsellm.decoding import captured, sample as loop
 from sparsellm.decoding.decoder import Decoder, why_no_step
 from sparsellm.decoding.sample import use_fast_generation
+from sparsellm.ffn.token_order import TrainingOrder
 
 GREEDY = {"do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 40, "top_p": 0.95}
@@ -214,6 +216,71 @@ def test_a_model_that_has_changed_is_left_to_transformers(model, steps):
     del layer.forward
     both(model, **prompts(), **GREEDY, max_new_tokens=3)
     assert len(steps) == 2
+
+
+class ScaledEmbedding(torch.nn.Embedding):
+    """As Gemma's."""
+
+    def forward(self, ids):
+        return 0.1 - 3 * super().forward(ids)
+
+
+class Adapted(torch.nn.Module):
+    """A layer with a low-rank adapter, as LoRA's: no `nn.Linear`, but it has one."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.weight, self.out_features = base, base.weight, base.out_features
+        self.down = torch.nn.Linear(base.in_features, 4, bias=False)
+        self.up = torch.nn.Linear(4, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def _scale_embedding(model):
+    model.model.embed_tokens = ScaledEmbedding(
+        *model.model.embed_tokens.weight.shape, _weight=model.model.embed_tokens.weight.data
+    )
+
+
+def _adapt(model):
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_scale_embedding, "model.embed_tokens: it is a ScaledEmbedding"),
+        (
+            lambda model: model.model.embed_tokens.register_forward_hook(lambda *a: 0.1 - 3 * a[2]),
+            "model.embed_tokens: it has hooks",
+        ),
+        (
+            lambda model: model.register_forward_hook(
+                lambda *a: a[2].__class__(a[2] | {"logits": -a[2].logits})
+            ),
+            "LlamaForCausalLM: it has hooks",
+        ),
+        (_adapt, "model.layers.0.self_attn: its q_proj is Adapted"),
+    ],
+)
+def test_what_a_step_would_leave_out_is_left_to_transformers(model, steps, change, reason):
+    change(model)
+    expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
+    assert torch.equal(actual, expected)
+    assert steps == []
+    assert why_no_step(model) == reason
+
+
+def test_hooks_that_compute_the_order_of_tokens_leave_steps_to_us():
+    model = stock_model("ReLU, tied").bfloat16()
+    sparsellm.accelerate(model)
+    embedding = model.model.embed_tokens
+    TrainingOrder(embedding)  # of training before
+    assert len(embedding._forward_hooks) == 2
+    assert why_no_step(model) is None
 
 
 def test_weights_may_change_between_calls(model):

@@ -12,8 +12,11 @@ from conftest import TINY
 from hypothesis import given, settings, strategies as st
 
 from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.paths import REFERENCE_VARIABLE
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
+from sparsellm.report.collect import read_runs
+from sparsellm.report.series import run_series
 from sparsellm.runs.telemetry.dashboard import wandb_values
 from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS, Counter, LayerMetric, Metric
 from sparsellm.runs.telemetry.records import (
@@ -199,13 +202,23 @@ def test_a_step_over_its_limits_is_refused(spoilt, value):
 
 
 @pytest.mark.parametrize("l1", [0, 0.01])
-def test_l1_is_computed_where_the_loss_has_it(tiny, l1):
-    recipe = tiny(f"sparsity.l1_coefficient={l1}", "ffn.activation=silu", "train.steps=1")
+@pytest.mark.parametrize("ffn", [("silu", "dense"), ("relu", "dense"), ("relu", "sparse")])
+def test_l1_is_computed_where_the_loss_has_it(tiny, ffn, l1, monkeypatch, capsys):
+    monkeypatch.setenv(REFERENCE_VARIABLE, "1")
+    activation, kernels = ffn
+    recipe = tiny(
+        *(f"sparsity.l1_coefficient={l1}", f"ffn.activation={activation}"),
+        *(f"ffn.kernels={kernels}", "runtime.precision=bf16", "train.steps=1"),
+    )
     train(recipe, StopRequest())
     records = [record for _, record in read_lines(recipe.run_path / "metrics.jsonl")]
     [record] = [r for r in records if isinstance(r, TrainRecord)]
     assert (record.values["l1"] > 0) == (l1 > 0)
-    assert set(record.sparsity.nnz_mean) == {recipe.model.intermediate_size}
+    assert ("| l1 " in capsys.readouterr().out) == (l1 > 0)
+    [run] = read_runs([recipe.run_path])
+    assert len(run_series(run)["lines"]["l1"]["x"]) == (1 if l1 else 0)  # a log scale has no zero
+    is_whole = set(record.sparsity.nnz_mean) == {recipe.model.intermediate_size}
+    assert is_whole == (activation == "silu")
 
 
 def test_sums_of_integers_are_exact_where_fp32_is_not():

@@ -115,7 +115,7 @@ class SparseFFN(nn.Module):
         self.step_shared: StepShared | None = None
         self.ramp: Ramp | None = None
         self.fp8 = False
-        # Whether the loss has L1 of this FFN; on the dense path it is not computed otherwise.
+        # Whether the loss has L1 of this FFN. Otherwise L1 is not computed, and stated as 0.
         self.has_l1 = True
         self.use_kernels(kernels)
 
@@ -379,6 +379,8 @@ class SparseFFN(nn.Module):
             y_MK, stats = sparse_ffn_training(
                 x_MK, w, capacity, order, shared, *layout, fp8=self.fp8
             )
+            if not self.has_l1:  # as on the dense path, between which and this one layers switch
+                stats = stats._replace(l1_sum=torch.zeros_like(stats.l1_sum))
         return y_MK.reshape(x.shape), stats
 
     def _check_layers(self) -> None:

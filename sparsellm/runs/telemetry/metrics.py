@@ -149,7 +149,7 @@ METRICS = [
     Metric("loss", "Cross-entropy", "nats per token", "training", "loss {:.4f}",
            counter=Counter(lambda sums: sums.cross_entropy_sum, "per_token")),
     Metric("l1", "L1 of the activations", "Σ|h|, mean over tokens and layers", "training",
-           lambda value: f"l1 {value:.3g}" if value else "", scale="log",
+           "l1 {:.3g}", of=lambda line, _: line["l1"] or None, scale="log",  # 0: not computed
            counter=Counter(lambda sums: sums.l1_sum_L.sum(), "per_token_and_layer")),
     Metric("l1_coefficient", "L1 coefficient λ", "λ on the sum over neurons", "training",
            from_zero=True),

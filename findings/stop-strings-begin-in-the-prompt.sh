@@ -1,5 +1,5 @@
 #!/bin/sh
-# Question: generate(stop_strings=["\n\n"]) continues a prompt that ends with "Answer:\n". The model writes a line break,
+# Question: generate(stop_strings=["\n\n"]) continues a prompt that ends with "Answer:\n". The model writes a break,
 #   and then the answer. Where does it stop?
 # Guess: at the first empty line that it writes. The documentation says that stop strings end the generation "if the
 #   model outputs them".

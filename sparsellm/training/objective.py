@@ -88,13 +88,14 @@ class Objective(nn.Module):
             )
             stats.append(layer_stats)
         x_MC, targets_M = x_BTC.flatten(0, 1), targets_BT.flatten()
+        teacher_MV = [] if teacher_BTV is None else [teacher_BTV.flatten(0, 1)]
         if self.sizes_change:
-            mark_size(x_MC, targets_M)
+            mark_size(x_MC, targets_M, *teacher_MV)
         head, divergence = (backbone.norm, x_MC, self.model.lm_head, targets_M), None
         if teacher_BTV is None:
             cross_entropy = self.loss_function(*head)
         else:
-            cross_entropy, divergence = self._distillation(*head, teacher_BTV.flatten(0, 1))
+            cross_entropy, divergence = self._distillation(*head, *teacher_MV)
         recomputed = [s.recomputed > 0 for s in stats if s.recomputed is not None]
         return LossSums(
             cross_entropy_sum=cross_entropy,

@@ -125,14 +125,17 @@ def test_it_grows_and_neither_losses_nor_a_resume_notice(memory, train):
     assert [r["loss"] for r in halves] == [r["loss"] for r in grown]  # to the bit
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp8"])
-def test_a_growth_compiles_nothing(memory, tiny, monkeypatch, precision):
+@pytest.mark.parametrize(
+    ("precision", "distils"), [("fp32", False), ("fp8", False), ("fp32", True)]
+)
+def test_a_growth_compiles_nothing(memory, tiny, monkeypatch, precision, distils):
     # Which sizes a graph is for is known once it is traced; machine code for it takes seconds.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     counters.clear()
     recipe = ["ffn.kernels=sparse", f"runtime.precision={precision}", "model.num_hidden_layers=1"]
     tokens_BT1 = torch.arange(4 * 33).view(4, 33) % 250
+    teacher_BTV = torch.randn(4, 32, 320, generator=torch.Generator().manual_seed(0))
     runs = []
     for compiled in (True, False):
         run = build_run(tiny(*recipe, "train.micro_batch_size=auto", f"runtime.compile={compiled}"))
@@ -143,7 +146,9 @@ def test_a_growth_compiles_nothing(memory, tiny, monkeypatch, precision):
         for size in (2, 4):  # torch would compile a first size of 1 for itself
             gradients = []
             for run in runs:
-                _backward(run, tokens_BT1[:size])
+                if distils:
+                    run.teacher = SimpleNamespace(logits=lambda ids_BT: teacher_BTV[: len(ids_BT)])
+                _backward(run, tokens_BT1[:size], distillation=0.5 * distils)
                 gradients.append([p.grad for p in run.model.parameters()])
                 clear_gradients(run.optimizer, run.objective)
             torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
@@ -153,8 +158,9 @@ def test_a_growth_compiles_nothing(memory, tiny, monkeypatch, precision):
             close_run(run)
 
 
-def _backward(run, tokens_BT1):
-    total_loss(forward(run, tokens_BT1), 0.1, tokens_BT1[:, 1:].numel(), 1).backward()
+def _backward(run, tokens_BT1, distillation):
+    sums, num_targets = forward(run, tokens_BT1), tokens_BT1[:, 1:].numel()
+    total_loss(sums, 0.1, num_targets, 1, distillation).backward()
 
 
 @pytest.mark.parametrize(("room", "size"), [(10, 2), (9, 1), (None, 1)])

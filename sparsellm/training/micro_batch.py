@@ -1,7 +1,7 @@
 """How many sequences a rank computes at once, if ``train.micro_batch_size`` is ``auto``.
 
 The first size is the largest that the estimate of a dense step's memory allows. Sizes are powers of
-two that divide a rank's share of the global batch: each of them is compiled anew, so there are few.
+two that divide a rank's share of the global batch, so there are few to try.
 """
 
 import os

@@ -30,9 +30,6 @@ from sparsellm.recipe.sections import RuntimeConfig
 # micro-batch size (dense and sparse; a step's last micro-batch and the others), and those of
 # validation.
 _COMPILED_VARIANTS = 32
-# Whether a micro-batch that grows (`train.micro_batch_size: auto`) runs the graphs of the first
-# size. Otherwise torch compiles each size as it comes, for which training stops.
-ONE_GRAPH_FOR_ALL_SIZES = True
 
 
 class SparseDecoderLayer(nn.Module):
@@ -233,15 +230,13 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig, *, sizes_change: bool
 
 
 def mark_size(*tensors: Tensor) -> None:
-    """Says to torch.compile whether its graph shall run for any first size of these tensors.
+    """Has torch.compile make one graph for any first size of these tensors.
 
-    A first size of 1 always has a graph of its own. Without a mark torch would compile one for the
-    first size, and at the second one a graph for any size.
+    Otherwise it would make one for the first size alone, and training would stop to compile another
+    when a micro-batch grows. A first size of 1 always has a graph of its own.
     """
-    dynamo = torch._dynamo
-    mark = dynamo.maybe_mark_dynamic if ONE_GRAPH_FOR_ALL_SIZES else dynamo.mark_static
     for tensor in tensors:
-        mark(tensor, 0)
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def _run_marked(

@@ -26,6 +26,8 @@ from sparsellm.recipe.families import ARCHITECTURES
 
 _MODEL_CLASSES = {architecture.model_class for architecture in ARCHITECTURES.values()}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+# Modules of which a step reads the weight alone: by name, what they then are.
+_PLAIN = dict.fromkeys((*_PROJECTIONS, "lm_head"), nn.Linear) | {"embed_tokens": nn.Embedding}
 
 
 class _Norm(NamedTuple):
@@ -238,11 +240,8 @@ def _why_changed(module: nn.Module) -> str | None:
     """Why a module may compute something else than its class does."""
     if module._forward_pre_hooks or not all(map(is_of_order, module._forward_hooks.values())):
         return "it has hooks"
-    for plain in (nn.Linear, nn.Embedding):
-        if isinstance(module, plain) and type(module) is not plain:
-            return f"it is a {type(module).__name__}"
-    for name in _PROJECTIONS:
-        if name in module._modules and type(module._modules[name]) is not nn.Linear:
+    for name, expected in _PLAIN.items():
+        if name in module._modules and type(module._modules[name]) is not expected:
             return f"its {name} is {type(module._modules[name]).__name__}"
     if "forward" in vars(module) and not is_fp8(module) and not is_replaced(module):
         return "its forward was replaced"

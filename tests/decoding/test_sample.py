@@ -244,6 +244,10 @@ def _scale_embedding(model):
     )
 
 
+def _adapt_head(model):
+    model.lm_head = Adapted(model.lm_head)
+
+
 def _adapt(model):
     for layer in model.model.layers:
         layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
@@ -252,7 +256,7 @@ def _adapt(model):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_scale_embedding, "model.embed_tokens: it is a ScaledEmbedding"),
+        (_scale_embedding, "model: its embed_tokens is ScaledEmbedding"),
         (
             lambda model: model.model.embed_tokens.register_forward_hook(lambda *a: 0.1 - 3 * a[2]),
             "model.embed_tokens: it has hooks",
@@ -264,6 +268,7 @@ def _adapt(model):
             "LlamaForCausalLM: it has hooks",
         ),
         (_adapt, "model.layers.0.self_attn: its q_proj is Adapted"),
+        (_adapt_head, "LlamaForCausalLM: its lm_head is Adapted"),
     ],
 )
 def test_what_a_step_would_leave_out_is_left_to_transformers(model, steps, change, reason):

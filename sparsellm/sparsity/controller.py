@@ -75,8 +75,7 @@ class SparsityController:
     Raises:
         ValueError: the model has no `SparseFFN`; there is a target, and an FFN uses SiLU or has no
             more neurons than the target; an FFN has adapters but always runs sparse; an argument is
-            out of range; ``optimizer`` is not an optimizer, or of another model; ``embedding`` is
-            not an embedding.
+            out of range; ``optimizer`` is not an optimizer; ``embedding`` is not an embedding.
     """
 
     def __init__(

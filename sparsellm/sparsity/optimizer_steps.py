@@ -6,6 +6,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from sparsellm.sparsity.over_ranks import warn_on_first_rank
+
 
 class OptimizerSteps:
     """Watches the optimizers of a model.
@@ -15,7 +17,7 @@ class OptimizerSteps:
         optimizer: one, or several; accelerate's wrapper of one is an optimizer too.
 
     Raises:
-        ValueError: it is no optimizer, or holds none of the model's parameters.
+        ValueError: it is no optimizer.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ def _check_parameters(model: nn.Module, optimizers: list[torch.optim.Optimizer])
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     trained = {id(parameter) for group in groups for parameter in group["params"]}
     if trained.isdisjoint(map(id, model.parameters())):
-        raise ValueError(
-            "optimizer: it holds none of the model's parameters, so it does not train this model; "
-            "make it of model.parameters(), after replace_ffns and fully_shard"
+        # No error: it may hold fp32 copies of them, or shards of its own.
+        warn_on_first_rank(
+            "optimizer holds none of the model's parameters. Unless it trains copies of them, make "
+            "it of model.parameters(), after replace_ffns and fully_shard",
+            stacklevel=5,
         )

@@ -377,10 +377,8 @@ class SparseFFN(nn.Module):
         else:
             w, layout = self._weights(), (self.format, self.ell_width)
             y_MK, stats = sparse_ffn_training(
-                x_MK, w, capacity, order, shared, *layout, fp8=self.fp8
+                x_MK, w, capacity, order, shared, *layout, fp8=self.fp8, l1=self.has_l1
             )
-            if not self.has_l1:  # as on the dense path, between which and this one layers switch
-                stats = stats._replace(l1_sum=torch.zeros_like(stats.l1_sum))
         return y_MK.reshape(x.shape), stats
 
     def _check_layers(self) -> None:

@@ -48,6 +48,7 @@ def sparse_ffn_training(  # noqa: PLR0917
     ell_width: int = ELL_WIDTH,
     *,
     fp8: bool = False,
+    l1: bool = True,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (act(x W_g) * (x W_u)) W_d`` and its statistics, for training.
 
@@ -72,6 +73,7 @@ def sparse_ffn_training(  # noqa: PLR0917
             are stored densely.
         fp8: the product that decides the pattern, and with it the gate's values, is computed in
             FP8. Ignored with ``shared``: then FP8 is used if the shared weights are quantised.
+        l1: whether the loss has L1 of this FFN. Otherwise it is stated as 0, as `dense_ffn` does.
 
     Raises:
         ValueError: shapes, types, devices or a room that do not fit, by name; a bias.
@@ -91,6 +93,8 @@ def sparse_ffn_training(  # noqa: PLR0917
     else:
         outputs = _differentiable_forward(*arguments)
     y_MK, l1_sum, nnz_M, active_N, union_sum, saved = outputs
+    if not l1:
+        l1_sum = torch.zeros_like(l1_sum)
     recomputed = FORMATS[format].saved(*saved).recomputed
     return y_MK, FFNStats(l1_sum, nnz_M, active_N, union_sum, recomputed)
 

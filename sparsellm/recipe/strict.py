@@ -126,6 +126,16 @@ def _parsed(text: str) -> Any:
     return yaml.load(text, _StrictLoader)
 
 
+def yaml_line(value: Any) -> str:
+    """A value as YAML on one line.
+
+    Raises:
+        yaml.YAMLError: it is not plain data.
+    """
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
+    return text.removesuffix("\n...\n").strip()
+
+
 def line_of(path: Path, key: Sequence[int | str]) -> int | None:
     """The line of a key in a YAML or JSON file; None if the key is not there."""
     line = None

@@ -12,6 +12,7 @@ from sparsellm.data.workers import leave_if_main_is_imported
 from sparsellm.processes import ranks
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe.strict import yaml_line
 from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
 
 
@@ -110,10 +111,9 @@ def _as_yaml(key: str, value: Any) -> str:
     elif isinstance(value, np.generic):
         value = value.item()
     try:
-        text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9)
+        return yaml_line(value)
     except yaml.YAMLError as error:
         raise ValueError(
             f"overrides: {key} is of type {type(value).__name__}; give numbers, text, None, lists "
             "or dictionaries"
         ) from error
-    return text.removesuffix("\n...\n").strip()

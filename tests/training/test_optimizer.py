@@ -179,7 +179,7 @@ def test_muon_resumes_to_the_same_bits_and_not_as_adamw(tiny_overrides, cli_here
     changed = ["optimizer.gate_learning_rate=1e-4", "optimizer.normalize_neurons=true"]
     done = train("halves", 6, "muon", *changed)
     assert done.returncode == 0, done.stderr
-    assert "changed since the checkpoint: optimizer.normalize_neurons False → True" in done.stdout
+    assert "changed since the checkpoint: optimizer.normalize_neurons false → true" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,8 @@ Imports no torch, so that a refusal comes before it is loaded.
 from pathlib import Path
 
 from sparsellm.recipe import Recipe, load_recipe
-from sparsellm.recipe.estimate import model_shape
-from sparsellm.recipe.strict import flatten
+from sparsellm.recipe.changes import check_shapes
 from sparsellm.runs.files import RECIPE_FILE
-
-CHANGED = "changed since the checkpoint: "
-# Keys that decide which function the weights compute.
-_MODEL_KEYS = ("model.", "ffn.activation ", "ffn.gated ", "data.tokenizer ")
-CHANGED_MODEL = tuple(f"{CHANGED}{key}" for key in _MODEL_KEYS)
-CHANGED_DATA = f"{CHANGED}data."
 
 
 def saved_recipe(path: Path) -> Recipe:
@@ -43,22 +36,8 @@ def check_resumable(path: Path, recipe: Recipe) -> None:
         )
     if now == "muon":
         _check_gate_optimizer(path, saved, recipe)
-    if not _same_shapes(saved, recipe):
-        changes = cause_in(recipe_changes(saved, recipe), CHANGED_MODEL)
-        raise ValueError(
-            f"{path} holds a model of other shapes{changes}: use another name, --set "
-            "name=NEW, or start over with --fresh"
-        )
-
-
-def _same_shapes(saved: Recipe, recipe: Recipe) -> bool:
-    """As far as it is known without the tensors."""
-    if model_shape(saved) != model_shape(recipe):
-        return False
-    try:
-        return saved.padded_vocab_size == recipe.padded_vocab_size
-    except (FileNotFoundError, ValueError):  # a tokenizer that is out of reach
-        return True
+    remedy = "use another name, --set name=NEW, or start over with --fresh"
+    check_shapes(str(path), saved, recipe, remedy)
 
 
 def _check_gate_optimizer(path: Path, saved: Recipe, recipe: Recipe) -> None:
@@ -70,19 +49,3 @@ def _check_gate_optimizer(path: Path, saved: Recipe, recipe: Recipe) -> None:
             f"--set optimizer.gate_optimizer={before}, or start a new run from its weights: "
             f"--set name=NEW --init-from {path}"
         )
-
-
-def recipe_changes(saved: Recipe, recipe: Recipe) -> list[str]:
-    """A sentence for each key whose value differs, beginning with `CHANGED`."""
-    before, now = (flatten(r.model_dump(mode="json")) for r in (saved, recipe))
-    return [
-        f"{CHANGED}{key} {before.get(key)} → {now.get(key)}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-
-
-def cause_in(changes: list[str], begins: str | tuple[str, ...]) -> str:
-    """The changes of some keys, from `recipe_changes`, for the end of an error message."""
-    named = [change.removeprefix(CHANGED) for change in changes if change.startswith(begins)]
-    return f" ({CHANGED}{', '.join(named)})" if named else ""

@@ -10,6 +10,13 @@ from torch import Tensor
 from sparsellm import __version__
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.processes.distributed import together
+from sparsellm.recipe.changes import (
+    CHANGED,
+    CHANGED_DATA,
+    CHANGED_MODEL,
+    cause_in,
+    recipe_changes,
+)
 from sparsellm.recipe.vocabulary import HF_PREFIX, tokenizer_folder
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.history import parent_of
@@ -20,15 +27,7 @@ from sparsellm.runs.telemetry.records import Parent
 from sparsellm.sparsity.target import final_l1
 from sparsellm.training.counting.kernel_policy import kernels_state, restore_kernels
 from sparsellm.training.optimization.schedule import rate_changes
-from sparsellm.training.resume.resumable import (
-    CHANGED,
-    CHANGED_DATA,
-    CHANGED_MODEL,
-    cause_in,
-    check_resumable,
-    recipe_changes,
-    saved_recipe,
-)
+from sparsellm.training.resume.resumable import check_resumable, saved_recipe
 from sparsellm.training.run import Run
 
 

@@ -22,7 +22,7 @@ from sparsellm.report import collect, sweep_runs
 from sparsellm.runs.files import read_tensors
 from sparsellm.runs.huggingface import hf_folder
 from sparsellm.runs.huggingface.hf_config import check_config, derive_recipe
-from sparsellm.runs.huggingface.pretrained import load_recipe_of
+from sparsellm.runs.huggingface.recipe_of import load_recipe_of
 from sparsellm.runs.lock import ask_to_stop, find
 from sparsellm.runs.manifest import read_manifest
 from sparsellm.runs.telemetry.dashboard import read_sent

@@ -48,6 +48,14 @@ REFUSED = {
     "slower than dense: set ffn.kernels=auto",
     "train debug --resume full": "--resume full is not a checkpoint or a run that has one",
     "train debug --set name=new --init-from full": "full is not a checkpoint",
+    "train debug --set name=new --init-from runs/debug --set model.hidden_size=64": (
+        "runs/debug/checkpoints/step_00000002 holds a model of other shapes (changed since the "
+        "checkpoint: model.hidden_size 128 → 64): train a recipe of the same shapes"
+    ),
+    "train debug --set name=new --init-from llama --set model.intermediate_size=96": (
+        "llama holds a model of other shapes (changed since the checkpoint: "
+        "model.intermediate_size 384 → 96): train a recipe of the same shapes"
+    ),
     "train debug --fresh --init-from runs/gone": "runs/gone is not a checkpoint",
     "train debug --set logging.wandb=online": "wandb has no API key: run `wandb login`",
     "train debug --set data.files=[text/bad.jsonl]": "bad.jsonl: line 1 is of type list",
@@ -102,9 +110,11 @@ def _write_checkpoint(run_path):
 def answers(tmp_path_factory):
     """Exit status and standard error of each command."""
     folder = tmp_path_factory.mktemp("here")
-    for name in ("full", "text", "runs/busy"):
+    for name in ("full", "text", "llama", "runs/busy"):
         (folder / name).mkdir(parents=True)
     (folder / "full" / "file").write_text("")
+    config = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 384}
+    (folder / "llama" / "config.json").write_text(json.dumps(config))
     (folder / "text" / "bad.jsonl").write_text("[1]\n" * 9)
     (folder / "mine.yaml").write_text("{name: mine, recipe: debug, runs: [{name: a}]}")
     _write_checkpoint(folder / "runs" / "debug")

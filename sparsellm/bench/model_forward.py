@@ -29,7 +29,8 @@ from sparsellm.recipe import Recipe
 from sparsellm.recipe.sections import RuntimeConfig
 from sparsellm.runs.history import records_of, run_of
 from sparsellm.runs.huggingface.find import find_checkpoint
-from sparsellm.runs.huggingface.pretrained import Pretrained, load_pretrained, load_recipe_of
+from sparsellm.runs.huggingface.pretrained import Pretrained, load_pretrained
+from sparsellm.runs.huggingface.recipe_of import load_recipe_of
 from sparsellm.runs.telemetry.records import of_kind
 
 # Relative norms for the logits. Rounding adds up over layers; a wrong layer differs far more.

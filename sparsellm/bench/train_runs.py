@@ -29,7 +29,7 @@ from sparsellm.processes.launched import launch_config, train_command, watch
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.huggingface.find import find_checkpoint
-from sparsellm.runs.huggingface.pretrained import recipe_for
+from sparsellm.runs.huggingface.recipe_of import recipe_for
 from sparsellm.runs.telemetry.session import commit
 
 SINGLE = "single"  # the launch configuration of one GPU

@@ -209,13 +209,11 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
 def _recipe_to_train(options: argparse.Namespace) -> Recipe:
     """The recipe, with the model of ``--init-from`` and a tokenizer that can be read."""
     if options.init_from:
-        from sparsellm.runs.huggingface.find import check_weights
+        from sparsellm.runs.huggingface.recipe_of import recipe_for
 
-        fresh, overrides = options.fresh, options.overrides
-        check_weights(options.init_from, options.recipe, overrides, fresh=fresh)
-        from sparsellm.runs.huggingface.pretrained import recipe_for  # imports torch
-
-        recipe = recipe_for(options.recipe, overrides, options.init_from, fresh=fresh)
+        recipe = recipe_for(
+            options.recipe, options.overrides, options.init_from, fresh=options.fresh
+        )
     else:
         from sparsellm.recipe import load_recipe
 

@@ -23,7 +23,8 @@ from sparsellm.runs.huggingface.hf_tokenizer import (
     auto_tokenizer_agrees,
     write_tokenizer,
 )
-from sparsellm.runs.huggingface.pretrained import Pretrained, load_pretrained, load_recipe_of
+from sparsellm.runs.huggingface.pretrained import Pretrained, load_pretrained
+from sparsellm.runs.huggingface.recipe_of import load_recipe_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe.changes import check_shapes
 from sparsellm.recipe.strict import StrictModel, load_yaml, validate
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -131,7 +132,8 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
     runs: list[PlannedRun] = []
     for variant in sweep.runs:
         source = variant.init_from
-        if source is not None and source not in (before := [run.name for run in runs]):
+        before = {run.name: run.recipe for run in runs}
+        if source is not None and source not in before:
             raise ValueError(
                 f"{path}: init_from of {variant.name}: no run {source!r} is listed before it; "
                 f"there are {', '.join(before) or 'none'}"
@@ -153,6 +155,9 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
                 except ValueError:
                     load_recipe(sweep.recipe, overrides)  # a mistake in these needs fewer words
                     raise
+                if source is not None:
+                    place = f"{path}: init_from of {variant.name}: {source}"
+                    check_shapes(place, before[source], recipe, "train one of the same shapes")
                 runs.append(PlannedRun(name, group, recipe, source, changes))
     # What cannot be seen in one variant alone.
     names = [run.name for run in runs]

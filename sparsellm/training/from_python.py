@@ -99,7 +99,7 @@ def _resolved(
     words = [f"{key}={_as_yaml(key, value)}" for key, value in overrides.items()]
     if init_from is None:
         return load_recipe(str(recipe), words)
-    from sparsellm.runs.huggingface.pretrained import recipe_for
+    from sparsellm.runs.huggingface.recipe_of import recipe_for
 
     return recipe_for(str(recipe), words, init_from, fresh=fresh)
 

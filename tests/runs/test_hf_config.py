@@ -29,7 +29,8 @@ from sparsellm.export.save_export import export, import_export
 from sparsellm.recipe.estimate import count_parameters
 from sparsellm.recipe.sections import RuntimeConfig
 from sparsellm.runs.huggingface.hf_config import derive_recipe
-from sparsellm.runs.huggingface.pretrained import load_pretrained, load_recipe_of, load_stock
+from sparsellm.runs.huggingface.pretrained import load_pretrained, load_stock
+from sparsellm.runs.huggingface.recipe_of import load_recipe_of
 from sparsellm.training.objective import Objective
 
 

@@ -90,6 +90,15 @@ def test_a_plan_is_every_setting_and_seed(sweep_file, tmp_path):
         ),
         ({"recipe": "none"}, "recipe 'none': no such file"),
         ({"runs": [{"name": "a", "init_from": "b-seed0"}]}, "no run 'b-seed0' is listed before it"),
+        (
+            {
+                "runs": [
+                    {"name": "a"},
+                    {"name": "b", "set": {"model.intermediate_size": 96}, "init_from": "a-seed0"},
+                ]
+            },
+            r"init_from of b: a-seed0 holds a model of other shapes .*intermediate_size \d+ → 96\)",
+        ),
     ],
 )
 def test_a_wrong_sweep_is_refused_before_anything_runs(sweep_file, change, message):

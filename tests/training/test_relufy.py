@@ -20,7 +20,7 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.estimate import executed_flops_per_token, train_flops_per_token
 from sparsellm.runs import checkpoint
-from sparsellm.runs.huggingface.pretrained import recipe_for
+from sparsellm.runs.huggingface.recipe_of import recipe_for
 from sparsellm.runs.state import tensors_digest
 from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training.loop import train

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import xxhash
 
-from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.huggingface import hf_folder
 from sparsellm.runs.manifest import read_manifest
@@ -29,27 +28,6 @@ def find_checkpoint(path: Path) -> Path:
         f"{path} is not a checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), a "
         "run folder with checkpoints/ or a Hugging Face folder; give one such as runs/debug"
     )
-
-
-def check_weights(source: Path, name: str, overrides: list[str], *, fresh: bool) -> None:
-    """Checks ``train --init-from`` before torch is loaded.
-
-    Raises:
-        FileNotFoundError: there are no such weights, and the run of this recipe needs them.
-    """
-    try:
-        find_checkpoint(source)
-    except FileNotFoundError:
-        if fresh or newest_of_run(name, overrides) is None:
-            raise
-
-
-def newest_of_run(name: str, overrides: list[str]) -> Path | None:
-    """The newest checkpoint of the run of a recipe whose model follows from its first weights."""
-    # Without the weights' model other overrides may contradict the recipe.
-    where = ("name", "logging.run_dir")
-    place = [override for override in overrides if override.partition("=")[0].strip() in where]
-    return checkpoint.latest(load_recipe(name, place).run_path / "checkpoints")
 
 
 def weights_id(path: Path) -> str:

@@ -20,19 +20,17 @@ from sparsellm.device import pick_device, pick_dtype, place
 from sparsellm.ffn.dispatch import check_choice
 from sparsellm.ffn.inference_path.accelerate import Precision, accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
-from sparsellm.recipe import Recipe, load_recipe
-from sparsellm.recipe.vocabulary import HF_PREFIX
+from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.huggingface import hf_files, hf_folder
-from sparsellm.runs.huggingface.find import find_checkpoint, newest_of_run
-from sparsellm.runs.huggingface.hf_config import check_config, derive_recipe
+from sparsellm.runs.huggingface.find import find_checkpoint
 from sparsellm.runs.huggingface.hf_generation import set_generation
 from sparsellm.runs.huggingface.hf_tokenizer import (
-    check_identity,
     check_tokenizer,
     folder_tokenizer,
     stock_tokenizer,
 )
+from sparsellm.runs.huggingface.recipe_of import load_recipe_of
 from sparsellm.runs.manifest import verify
 
 
@@ -129,63 +127,6 @@ def build_pretrained(
     types = sorted({str(tensor.dtype) for tensor in weights.tensors.values()})
     stored = ", ".join(types).replace("torch.", "")
     return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer, stored)
-
-
-def load_recipe_of(path: Path, source: Path | None = None, recipe: str | None = None) -> Recipe:
-    """The recipe of a checkpoint or Hugging Face folder, without its weights.
-
-    A tokenizer of Hugging Face's is the one that lies there, whatever became of its first place.
-
-    Args:
-        path: as `find_checkpoint` gives it.
-        source: how it was named, such as a model of the hub.
-        recipe: of a Hugging Face folder, see `load_pretrained`.
-
-    Raises:
-        FileNotFoundError, ValueError: it is missing or damaged, or see `derive_recipe`.
-    """
-    if not hf_folder.is_hugging_face(path):
-        loaded = load_recipe(str(path / checkpoint.RECIPE_FILE))
-        name = loaded.data.tokenizer
-        if name.startswith(HF_PREFIX) and hf_files.tokenizer_of(path) is None:
-            check_identity(path, name)
-        return hf_files.with_own_tokenizer(loaded, path)
-    if recipe is None and not hf_folder.is_export(path):
-        return derive_recipe(path, source or path)
-    loaded = load_recipe(recipe or str(path / hf_folder.EXPORT_RECIPE_FILE))
-    loaded = hf_files.with_own_tokenizer(loaded, path)
-    check_config(path, loaded)
-    if hf_folder.is_export(path) and loaded.data.tokenizer.startswith(HF_PREFIX):
-        check_identity(path, loaded.data.tokenizer)
-    return loaded
-
-
-def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = False) -> Recipe:
-    """A recipe with the model and the tokenizer of the weights that it begins with.
-
-    All else is the recipe's own, the context length and the activation among it. Overrides come
-    last. A run that has a checkpoint resumes from it, unless ``fresh``, and no longer needs the
-    weights: if they are gone, the model is that of the checkpoint.
-
-    Raises:
-        FileNotFoundError, ValueError: there are no such weights, or see `load_recipe`.
-    """
-    try:
-        weights = checkpoint.read_newest(
-            lambda: find_checkpoint(source), lambda path: load_recipe_of(path, source)
-        )
-    except FileNotFoundError:
-        newest = newest_of_run(name, overrides)
-        if fresh or newest is None:
-            raise
-        weights = load_recipe_of(newest)
-    model = weights.model.model_dump(mode="json", exclude={"context_length"})
-    instead = {
-        "model": model,
-        "ffn": {"gated": weights.ffn.gated},
-        "data": {"tokenizer": weights.data.tokenizer},
-    }
-    return load_recipe(name, overrides, instead)
 
 
 def read_weights(path: Path, recipe: str | None = None) -> Weights:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
+from sparsellm.recipe import Recipe
 from sparsellm.recipe.estimate import active_parameters, count_parameters
 from sparsellm.recipe.strict import flatten
 from sparsellm.report.collect import RunData
+from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
 from sparsellm.runs.telemetry.metrics import duration, mean
 from sparsellm.runs.telemetry.records import l1_text
 
@@ -17,7 +19,7 @@ _NOT_COMPARED = ("name", "description", "logging.run_dir")
 def summary_table(runs: list[RunData]) -> str:
     """One row per quantity, one column per run."""
     rows: dict[str, Callable[[RunData], str]] = {
-        "Parameters": lambda r: f"{count_parameters(r.recipe).total:,}",
+        "Parameters": lambda r: f"{count_parameters(_readable(r)).total:,}",
         "Active parameters, for a token": _active,
         "Layers × neurons": lambda r: (
             f"{r.recipe.model.num_hidden_layers} × {r.recipe.model.intermediate_size:,}"
@@ -49,6 +51,11 @@ def summary_table(runs: list[RunData]) -> str:
     }
     body = [[name, *(value(run) for run in runs)] for name, value in rows.items()]
     return html_table("Summary of the runs", ["", *(run.label for run in runs)], body)
+
+
+def _readable(run: RunData) -> Recipe:
+    """Its recipe, also where the tokenizer, which decides the vocabulary, is gone."""
+    return with_tokenizer_at_hand(run.recipe, run.path)
 
 
 def _processes(run: RunData) -> str:
@@ -196,7 +203,7 @@ def _validation(run: RunData) -> str:
 
 def _active(run: RunData) -> str:
     nnz = _last(run)["nnz_mean"]
-    return f"{active_parameters(run.recipe, mean(nnz)):,}" if nnz else "–"
+    return f"{active_parameters(_readable(run), mean(nnz)):,}" if nnz else "–"
 
 
 def _nnz(run: RunData) -> str:

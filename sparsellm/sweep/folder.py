@@ -12,6 +12,7 @@ from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.strict import flatten, read_model
 from sparsellm.runs.checkpoint import latest
 from sparsellm.runs.files import RECIPE_FILE, SWEEP_FILE, write_atomically
+from sparsellm.runs.huggingface import hf_files
 from sparsellm.runs.huggingface.find import weights_id
 from sparsellm.runs.telemetry.records import METRICS_FILE, of_kind, read_metrics
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
@@ -64,7 +65,10 @@ def is_finished(run: PlannedRun) -> bool:
     recipe, path = run.recipe, run.recipe.run_path
     if not (path / METRICS_FILE).is_file() or not (path / RECIPE_FILE).is_file():
         return False
-    saved, present = (_comparable(r) for r in (load_recipe(str(path / RECIPE_FILE)), recipe))
+    recipes = (load_recipe(str(path / RECIPE_FILE)), recipe)
+    saved, present = map(_comparable, recipes)
+    if any(hf_files.has_own_tokenizer(r) for r in recipes):  # the tokenizer's first place was gone
+        saved["data.tokenizer"] = present["data.tokenizer"]
     if keys := [k for k in saved | present if saved.get(k, ...) != present.get(k, ...)]:
         raise ValueError(
             f"{path} is a run of another recipe (it differs in {', '.join(keys)}): {_REMEDY}"

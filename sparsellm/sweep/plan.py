@@ -7,7 +7,7 @@ import fnmatch
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.changes import check_shapes
 from sparsellm.recipe.strict import StrictModel, load_yaml, validate
+from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -172,7 +173,8 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
                 f"{path}: runs of the group {run.group}, which are averaged, differ in more than "
                 "their seed; give them other names"
             )
-    return SweepPlan(sweep.name, sweep.description, folder, tuple(runs))
+    resumable = (replace(run, recipe=with_tokenizer_at_hand(run.recipe)) for run in runs)
+    return SweepPlan(sweep.name, sweep.description, folder, tuple(resumable))
 
 
 def _assignments(keys: dict[str, Any], *, except_for: set[str]) -> tuple[str, ...]:

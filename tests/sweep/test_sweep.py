@@ -14,6 +14,8 @@ import psutil
 import pytest
 import yaml
 from conftest import ROOT, TINY, process_env
+from export.test_export import train
+from runs.hf_models import short_text, write_chat_model
 from warm import ranks, started
 
 from sparsellm.cli import main
@@ -200,12 +202,8 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     assert second[0]["init_from"] == trainer["init_from"]
     assert "init_from" not in first[0]
     killed = folder / "l1-0.1-seed0"  # after step 3, whose last checkpoint is step 2's
-    shutil.rmtree(killed / "checkpoints" / "step_00000004")
-    (killed / "checkpoints" / "latest").write_text("step_00000002")
     whole = _losses(killed)
-    lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
-    early_lines = [line for line in lines if json.loads(line)["step"] <= 3]
-    (killed / "metrics.jsonl").write_text("".join(early_lines))
+    _go_back(killed, 2)
     assert len(_losses(killed)) < len(whole)
     shutil.rmtree(folder / "dense-relu-seed0" / "checkpoints")  # what is finished needs none
     again = ranks(1, str(WARM), *command)
@@ -213,6 +211,40 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     assert again.stdout.count("finished before") == 1
     assert "resuming from" in (killed / "train.log").read_text()
     assert _losses(killed) == whole
+
+
+def test_a_sweep_resumes_and_reports_without_the_folder_of_its_tokenizer(sweep_file, tmp_path):
+    folder = write_chat_model(tmp_path / "theirs")
+    path = sweep_file(runs=[{"name": "a"}, {"name": "b"}])
+    words = [*short_text(tmp_path), f"data.tokenizer=hf:{folder}", f"logging.run_dir={tmp_path}"]
+
+    def finished():
+        return [is_finished(run) for run in load_plan(str(path), words).runs]
+
+    for run in load_plan(str(path), words).runs:
+        train(run.recipe)
+    killed = tmp_path / "tiny" / "b-seed0"
+    _go_back(killed, 2)
+    folder.rename(tmp_path / "moved")
+    assert finished() == [True, False]
+    plan = load_plan(str(path), words)
+    train(plan.runs[1].recipe)
+    assert finished() == [True, True]
+    begin(plan)
+    write_sweep_report(plan.folder)
+    shutil.rmtree(killed / "checkpoints" / "step_00000002")  # pruned
+    assert finished() == [True, True]
+    (tmp_path / "moved").rename(folder)
+    assert finished() == [True, True]
+
+
+def _go_back(run_path, step):
+    """As if the run, which has checkpoints after steps 2 and 4, had been killed after the next."""
+    shutil.rmtree(run_path / "checkpoints" / "step_00000004")
+    (run_path / "checkpoints" / "latest").write_text(f"step_{step:08}")
+    file = run_path / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if json.loads(line)["step"] <= step + 1))
 
 
 def test_a_sweep_leaves_pytorch_to_its_workers():

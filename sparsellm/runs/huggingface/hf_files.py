@@ -99,11 +99,15 @@ def with_own_tokenizer(recipe: Recipe, path: Path) -> Recipe:
     return recipe.model_copy(update={"data": data})
 
 
-def with_tokenizer_at_hand(recipe: Recipe) -> Recipe:
+def with_tokenizer_at_hand(recipe: Recipe, run_path: Path | None = None) -> Recipe:
     """The recipe of a run that resumes, also where its tokenizer of Hugging Face's is out of reach:
     a folder that is gone, or was named as seen from another one. Its checkpoint has a copy.
+
+    Args:
+        recipe: of the run.
+        run_path: the run's folder, if it is not at the recipe's `run_path`.
     """
-    newest = checkpoint.latest(recipe.run_path / "checkpoints")
+    newest = checkpoint.latest((run_path or recipe.run_path) / "checkpoints")
     if newest is None or not recipe.data.tokenizer.startswith(HF_PREFIX):
         return recipe
     try:
@@ -111,6 +115,11 @@ def with_tokenizer_at_hand(recipe: Recipe) -> Recipe:
     except (FileNotFoundError, ValueError):
         return with_own_tokenizer(recipe, newest)
     return recipe
+
+
+def has_own_tokenizer(recipe: Recipe) -> bool:
+    """Whether a recipe's tokenizer is the copy in a checkpoint of its own run."""
+    return recipe.data.tokenizer.startswith(f"{HF_PREFIX}{recipe.run_path.resolve()}/")
 
 
 def not_carried(folder: Path) -> list[str]:

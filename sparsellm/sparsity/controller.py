@@ -4,6 +4,7 @@ L layers, M tokens of a micro-batch, N neurons.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -25,8 +26,7 @@ from sparsellm.sparsity.forward_passes import named_ffns, take_recorded
 from sparsellm.sparsity.layer_kernels import Call, LayerKernels
 from sparsellm.sparsity.optimizer_steps import OptimizerSteps
 from sparsellm.sparsity.over_ranks import Group, warn_on_first_rank
-from sparsellm.sparsity.settings import ControllerSettings, check_range
-from sparsellm.words import listed
+from sparsellm.sparsity.settings import ControllerSettings, check_range, check_state
 
 
 class SparsityController:
@@ -107,16 +107,12 @@ class SparsityController:
         self._coefficients = Coefficients(settings, len(self.ffns))
         self._group = process_group
         self.num_steps = 0  # that `step` has followed
-        self._counts: StepCounts | None = None  # of the present step, from its first micro-batch on
-        self._last: StepCounts | None = None  # of the step before
-        self._numbers: StepNumbers | None = None  # of that step, once they have been read
-        self._unused: list[StepNumbers] = []  # since kernels were last chosen
+        self._present: _Step | None = None  # from its first micro-batch on
+        self._last: _Step | None = None
+        self._unused: list[StepNumbers] = []  # read since kernels were last chosen
         sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
         device = torch.device("cpu")  # until that of the steps is known
         self._neurons = SparsityStats(len(sizes), max(sizes), dead_window_tokens, device)
-        self._l1: list[float] = []  # λ of each layer in the present step
-        self._sparse: list[bool] = []
-        self._last_l1, self._last_sparse = self._l1, self._sparse
         self._call: Call | None = None  # the last forward pass
         self._kernels = LayerKernels(
             self.ffns, switch_together=switch_together, group=process_group
@@ -157,16 +153,14 @@ class SparsityController:
         tokens = stats[0].nnz_M.numel()
         device = stats[0].nnz_M.device
         # The host waits for the last step here, where this forward pass has been queued.
-        if self._counts is None:
-            self._begin_step(device)
-        assert self._counts is not None
+        step = self._present or self._begin_step(device)
         self._note_call(recorded[0])
-        self._counts.add(stats, self._kernels.room(tokens, device))
-        if not any(self._l1):
+        step.counts.add(stats, self._kernels.room(tokens, device))
+        if not any(step.l1):
             return torch.zeros((), device=device)
         l1_L = torch.stack([s.l1_sum for s in stats])
         divisor = max(tokens, 1) if num_tokens is None else num_tokens
-        return (self._l1_L * l1_L).sum() / (len(stats) * divisor)
+        return (step.l1_L * l1_L).sum() / (len(stats) * divisor)
 
     def step(self) -> None:
         """Ends a step. Call it on all ranks, once after each optimizer step.
@@ -178,13 +172,13 @@ class SparsityController:
         Raises:
             RuntimeError: no `l1_loss` since the last call.
         """
-        if self._counts is None:
+        if self._present is None:
             raise RuntimeError(
                 "controller.step() was called twice after one optimizer step, or without "
                 "controller.l1_loss(): add l1_loss() to the loss after each forward pass, and call "
                 "step() once after each optimizer.step()"
             )
-        counts = self._counts
+        counts = self._present.counts
         assert self._call is not None
         counts.reduce(self._group)
         refused = torch.zeros((), device=counts.active_LN.device)
@@ -196,8 +190,7 @@ class SparsityController:
         self._unused.clear()
         if self.num_steps == 0:
             self._kernels.begin_sparse()
-        self._last, self._numbers, self._counts = counts, None, None
-        self._last_l1, self._last_sparse = self._l1, self._sparse
+        self._last, self._present = self._present, None
         self._optimizer_steps.followed()
         self.num_steps += 1
 
@@ -205,32 +198,25 @@ class SparsityController:
         """The numbers of the last step, or None before the first step. Waits for the device."""
         if self._last is None:
             return None
-        numbers, num_layers = self._read(), len(self.ffns)
-        nnz = nnz_statistics(self._last.histogram_LC.cpu().numpy())
-        dead_LN = self._neurons.dead_LN().cpu()
-        sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
+        numbers = self._read(self._last)
+        nnz = nnz_statistics(self._last.counts.histogram_LC.cpu().numpy())
+        dead = self._without_padding(self._neurons.dead_LN().cpu())
         return SparsityStatistics(
             step=self.num_steps,
             num_tokens=numbers.num_tokens,
-            l1=sum(numbers.l1_L) / num_layers,
-            l1_coefficient=self._last_l1,
+            l1=sum(numbers.l1_L) / len(self.ffns),
+            l1_coefficient=self._last.l1,
             **nnz._asdict(),
-            dead_fraction=[
-                int(dead_N[:size].sum()) / size for dead_N, size in zip(dead_LN, sizes, strict=True)
-            ],
+            dead_fraction=[int(dead_N.sum()) / dead_N.numel() for dead_N in dead.values()],
             union_mean=numbers.union_L,
-            sparse=self._last_sparse,
+            sparse=self._last.sparse,
             recomputed=numbers.recomputed,
             target_error=self._coefficients.target_error,
         )
 
     def dead_neurons(self) -> dict[str, Tensor]:
         """The dead neurons of each FFN by its name: (N,) bool on the device."""
-        dead_LN = self._neurons.dead_LN()
-        return {
-            name: dead_N[: ffn.intermediate_size]
-            for (name, ffn), dead_N in zip(self.ffns.items(), dead_LN, strict=True)
-        }
+        return self._without_padding(self._neurons.dead_LN())
 
     def state_dict(self) -> dict[str, Any]:
         """The state from which a resumed run continues: numbers, text and tensors.
@@ -244,7 +230,7 @@ class SparsityController:
         """
         self._optimizer_steps.check()
         if self._last is not None:
-            self._read()
+            self._read(self._last)
         return {
             "num_steps": self.num_steps,
             "target": self._coefficients.state_dict(),
@@ -264,27 +250,11 @@ class SparsityController:
         Raises:
             ValueError: the state belongs to other layers, or to other settings of the target.
         """
-        if not state or not {"num_steps", "neurons", "paths", "costs"} <= state.keys():
-            raise ValueError(
-                "this is not what SparsityController.state_dict() returned: it has "
-                f"{listed(state) if state else 'nothing'}"
-            )
-        if list(state["paths"]) != list(self.ffns):
-            raise ValueError(
-                f"this state belongs to the FFNs {listed(state['paths'])}; the model has "
-                f"{listed(self.ffns)}"
-            )
-        num_neurons = max(ffn.intermediate_size for ffn in self.ffns.values())
-        saved_neurons = state["neurons"]["silent_tokens_LN"].shape[1]
-        if saved_neurons != num_neurons:
-            raise ValueError(
-                f"this state belongs to FFNs with up to {saved_neurons} neurons; the model has up "
-                f"to {num_neurons}"
-            )
+        check_state(state, self.ffns)
         self._coefficients.load_state_dict(state["target"])
         self.num_steps = state["num_steps"]
         self._optimizer_steps.followed()
-        self._counts = self._last = self._numbers = None
+        self._present = self._last = None
         self._unused.clear()
         self._neurons.load_state_dict(state["neurons"])
         if state["device"] == self._device_name():
@@ -293,17 +263,28 @@ class SparsityController:
     def _device_name(self) -> str:
         return device_name(next(iter(self.ffns.values())).pattern_weight.device)
 
-    def _begin_step(self, device: torch.device) -> None:
+    def _without_padding(self, values_LN: Tensor) -> dict[str, Tensor]:
+        """The values of each FFN's neurons, of which the widest FFN has N."""
+        return {
+            name: values_N[: ffn.intermediate_size]
+            for (name, ffn), values_N in zip(self.ffns.items(), values_LN, strict=True)
+        }
+
+    def _begin_step(self, device: torch.device) -> "_Step":
         """At a step's first micro-batch: reads the step before, and moves λ."""
         self._optimizer_steps.begin()
         self._neurons.move_to(device)
         if self._last is not None:
-            self._read()
+            self._read(self._last)
         num_layers, num_neurons = self._neurons.silent_tokens_LN.shape
-        self._counts = StepCounts(num_layers, num_neurons, device)
-        self._l1 = self._coefficients.by_layer(self.num_steps)
-        self._l1_L = torch.tensor(self._l1).to(device, non_blocking=True)
-        self._sparse = self._kernels.sparse
+        l1 = self._coefficients.by_layer(self.num_steps)
+        self._present = _Step(
+            counts=StepCounts(num_layers, num_neurons, device),
+            l1=l1,
+            l1_L=torch.tensor(l1).to(device, non_blocking=True),
+            sparse=self._kernels.sparse,
+        )
+        return self._present
 
     def _note_call(self, record: Recorded) -> None:
         """Notes a forward pass; warns if the embedding had no part in the first."""
@@ -318,13 +299,22 @@ class SparsityController:
                 stacklevel=4,
             )
 
-    def _read(self) -> StepNumbers:
+    def _read(self, last: "_Step") -> StepNumbers:
         """The last step's numbers, by which λ moves when they are read first."""
-        if self._numbers is None:
-            assert self._last is not None
-            self._numbers = self._last.read()
-            if self._numbers.num_tokens == 0:
-                return self._numbers  # they say nothing about λ and kernels
-            self._unused.append(self._numbers)
-            self._coefficients.observe(self.num_steps - 1, self._numbers.nnz_L, stacklevel=5)
-        return self._numbers
+        if last.numbers is None:
+            last.numbers = last.counts.read()
+            if last.numbers.num_tokens:  # else they say nothing about λ and kernels
+                self._unused.append(last.numbers)
+                self._coefficients.observe(self.num_steps - 1, last.numbers.nnz_L, stacklevel=5)
+        return last.numbers
+
+
+@dataclass
+class _Step:
+    """A step from its first micro-batch on."""
+
+    counts: StepCounts
+    l1: list[float]  # λ of each layer
+    l1_L: Tensor  # the same on the device
+    sparse: list[bool]  # which layers compute with the sparse kernels
+    numbers: StepNumbers | None = None  # once they have been read

@@ -3,9 +3,11 @@
 import math
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.training_path.module import SparseFFN
+from sparsellm.words import listed
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,26 @@ def check_range(name: str, value: float, *, at_least: float) -> None:
     """Raises ValueError if an argument is not a number, or is out of range."""
     if isinstance(value, bool) or not isinstance(value, Real) or not at_least <= value < math.inf:
         raise ValueError(f"{name} {value!r} must be a number of at least {at_least}, and finite")
+
+
+def check_state(state: dict[str, Any], ffns: dict[str, SparseFFN]) -> None:
+    """Raises ValueError if it is not what `SparsityController.state_dict` gave for such FFNs."""
+    if not state or not {"num_steps", "neurons", "paths", "costs"} <= state.keys():
+        raise ValueError(
+            "this is not what SparsityController.state_dict() returned: it has "
+            f"{listed(state) if state else 'nothing'}"
+        )
+    if list(state["paths"]) != list(ffns):
+        raise ValueError(
+            f"this state belongs to the FFNs {listed(state['paths'])}; the model has {listed(ffns)}"
+        )
+    num_neurons = max(ffn.intermediate_size for ffn in ffns.values())
+    saved_neurons = state["neurons"]["silent_tokens_LN"].shape[1]
+    if saved_neurons != num_neurons:
+        raise ValueError(
+            f"this state belongs to FFNs with up to {saved_neurons} neurons; the model has up "
+            f"to {num_neurons}"
+        )
 
 
 def _check_target(ffns: dict[str, SparseFFN], target_nnz: float) -> None:

@@ -121,6 +121,14 @@ def test_a_path_that_is_not_there_is_named_beside_others_that_are(tmp_path):
         load_corpus("local", files=[present_file, f"{tmp_path}/empty"])
 
 
+def test_a_path_that_exists_is_no_glob(tmp_path):
+    folder = tmp_path / "papers [2024]"
+    folder.mkdir()
+    file = _parquet(folder / "a.parquet")
+    for path in (folder, file):
+        assert {shard.url for shard in load_corpus("local", files=[str(path)]).train} == {str(file)}
+
+
 def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, caplog):
     hidden_folder = tmp_path / ".cache"  # that is itself hidden is no matter
     for name in (

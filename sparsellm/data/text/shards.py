@@ -168,7 +168,9 @@ def _find(pattern: str) -> list[str]:
     file_system, path = fsspec.core.url_to_fs(pattern)
     is_local = "://" not in pattern
     files: list[str] = []
-    for place in file_system.glob(path) if glob.has_magic(path) else [path]:
+    # A path that exists is meant, though its name has brackets.
+    is_glob = glob.has_magic(path) and not (is_local and Path(path).exists())
+    for place in file_system.glob(path) if is_glob else [path]:
         if file_system.isdir(place):
             files += _in_folder(place, file_system.find(place))
         elif is_local:

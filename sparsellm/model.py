@@ -74,7 +74,7 @@ def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
     """The Hugging Face configuration of a recipe; stock transformers builds the same model.
 
     Raises:
-        ValueError: transformers has no such kind of RoPE.
+        ValueError: transformers has no such kind of RoPE, or refuses the configuration.
     """
     shape = recipe.model
     further: dict[str, Any] = {
@@ -93,23 +93,31 @@ def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
             f"model.huggingface.rope_parameters.rope_type {kind!r} is not supported; valid are "
             + ", ".join(kinds)
         )
-    config: PretrainedConfig = getattr(transformers, recipe.architecture.config_class)(
-        vocab_size=recipe.padded_vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_hidden_layers,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        rms_norm_eps=shape.rms_norm_eps,
-        initializer_range=shape.initializer_range,
-        tie_word_embeddings=shape.tie_word_embeddings,
-        hidden_act=recipe.ffn.activation,
-        bos_token_id=eos_token_id,
-        eos_token_id=eos_token_id,
-        pad_token_id=None,
-        attn_implementation="sdpa",
-        **further,
-    )
+    config_class = getattr(transformers, recipe.architecture.config_class)
+    try:
+        config: PretrainedConfig = config_class(
+            vocab_size=recipe.padded_vocab_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.num_hidden_layers,
+            num_attention_heads=shape.num_attention_heads,
+            num_key_value_heads=shape.num_key_value_heads,
+            rms_norm_eps=shape.rms_norm_eps,
+            initializer_range=shape.initializer_range,
+            tie_word_embeddings=shape.tie_word_embeddings,
+            hidden_act=recipe.ffn.activation,
+            bos_token_id=eos_token_id,
+            eos_token_id=eos_token_id,
+            pad_token_id=None,
+            attn_implementation="sdpa",
+            **further,
+        )
+    except Exception as error:  # transformers raises many kinds
+        reason = error.__cause__ or error
+        raise ValueError(
+            f"model: transformers' {config_class.__name__} refuses the configuration ({reason}); "
+            "change model.huggingface or the sizes in model"
+        ) from error
     return config
 
 

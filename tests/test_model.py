@@ -70,6 +70,20 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(tiny, buil
         build(recipe, eos_token_id=256)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["model.hidden_size=33", "model.huggingface.head_dim=8"], "33.* is not a multiple of"),
+        (["model.family=qwen3", "model.huggingface.layer_types=[full_attention]"], "num_hidden_"),
+        (["model.family=smollm3", "model.huggingface.no_rope_layers=[1]"], "out of range"),
+        (["model.huggingface.rope_parameters={rope_type: yarn}"], "'yarn'.* {'factor'}"),
+    ],
+)
+def test_what_transformers_refuses_is_a_mistake_in_the_recipe(tiny, overrides, reason):
+    with pytest.raises(ValueError, match=rf"^model: .*Config refuses .*{reason}.*; change model"):
+        build_zero_model(tiny(*overrides), eos_token_id=256)
+
+
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
 def test_objective_and_its_gradients_equal_stock_cross_entropy(tiny, overrides):
     recipe = tiny(*overrides)

@@ -9,7 +9,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -36,9 +35,9 @@ class HuggingFaceFields(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
     attention_bias: bool
-    attention_dropout: NonNegativeFloat
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)]
     head_dim: PositiveInt
-    layer_types: list[str]
+    layer_types: list[Literal["full_attention", "sliding_attention"]]
     max_position_embeddings: PositiveInt
     no_rope_layers: list[int]
     rope_parameters: dict[str, Any]  # without rope_theta, which is a key of the recipe
@@ -103,6 +102,13 @@ class ModelConfig(StrictModel):
                     f"model.context_length {self.context_length} must not exceed "
                     f"model.huggingface.{field} {most}: {why}"
                 )
+        slides = "sliding_attention" in self.huggingface.get("layer_types", [])
+        window, is_used = map(self.huggingface.get, ("sliding_window", "use_sliding_window"))
+        if slides and not (window and is_used):
+            raise ValueError(
+                "model.huggingface.layer_types has sliding_attention, which needs "
+                "model.huggingface.sliding_window and model.huggingface.use_sliding_window: true"
+            )
         if "rope_theta" in self.huggingface.get("rope_parameters", {}):
             raise ValueError(
                 "model.huggingface.rope_parameters.rope_theta must be given as model.rope_theta"

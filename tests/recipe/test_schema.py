@@ -229,6 +229,15 @@ def test_a_section_states_what_differs_as_in_a_file():
             "model.huggingface.rope_parameters={rope_theta: 1}",
             r"must be given as model\.rope_theta",
         ),
+        (
+            "model.huggingface={layer_types: [full_attention, linear_attention]}",
+            r"key 'model\.huggingface\.layer_types\.1': .*'full_attention' or 'sliding_attention'",
+        ),
+        (
+            "model.huggingface={layer_types: [sliding_attention], sliding_window: 256}",
+            r"layer_types has sliding_attention, which needs .*use_sliding_window: true",
+        ),
+        ("model.huggingface.attention_dropout=1", r"attention_dropout': .*less than 1"),
         ("model.huggingface.mlp_bias=true", r"unknown key 'model\.huggingface\.mlp_bias'"),
         (
             "model.huggingface.head_dim=x",

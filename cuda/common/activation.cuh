@@ -18,11 +18,11 @@ __device__ __forceinline__ uint32 activated(uint32 pair) {
   return pack_elements(activated(element_low(pair)), activated(element_high(pair)));
 }
 
-constexpr bool is_relu = false;
+__device__ constexpr bool is_relu() { return false; }
 __device__ __forceinline__ float slope(float a) { return SPARSELLM_SLOPE; }
 __device__ __forceinline__ float inverse(float a) { return SPARSELLM_INVERSE; }
 #else
-constexpr bool is_relu = true;
+__device__ constexpr bool is_relu() { return true; }
 __device__ __forceinline__ uint32 activated(uint32 pair) { return pair; }
 __device__ __forceinline__ float slope(float) { return 1.0f; }
 __device__ __forceinline__ float inverse(float a) { return a; }

@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
                  const uint2* unit, uint32* control, element* d_gate, element* d_up) {
   await_previous_kernel();
   const Tokens tokens{map_of_dy, dy_MK, token_M, m};
-  if constexpr (!is_relu) {
+  if constexpr (!is_relu()) {
     const UngatedColumnsGrad ungated{{offset, neuron}, up, *l1, d_up};
     if (gate == nullptr) return run(ungated, tokens, w_down_NK, k, unit, control);
   }

@@ -30,7 +30,7 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
     const uint32 product = w.second == nullptr ? gate : multiply_elements(gate, up);
     if (there) *reinterpret_cast<uint32*>(h + static_cast<uint64>(row) * size.n + neuron) = product;
     if (kept.l1 == nullptr) return;
-    if (is_relu || w.second != nullptr)
+    if (is_relu() || w.second != nullptr)
       l1 += fabsf(element_low(product)) + fabsf(element_high(product));
     else
       l1 += inverse(element_low(product)) + inverse(element_high(product));

@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
 
 // Without a gate no value is negative.
 __device__ __forceinline__ float sum_inverse(uint32 pair) {
-  return is_relu ? sum_abs(pair) : inverse(element_low(pair)) + inverse(element_high(pair));
+  return is_relu() ? sum_abs(pair) : inverse(element_low(pair)) + inverse(element_high(pair));
 }
 }  // namespace
 

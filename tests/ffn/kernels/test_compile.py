@@ -97,8 +97,7 @@ def library(version: str) -> Path:
 
 def job(source: Path, folder: str, target: str, *variant: object, fp8: bool) -> nvrtc.Job:
     """With the options that `sparsellm.ffn.kernels.compiler.compile` passes."""
-    shared_kib = SHARED_KIB[target.replace("compute", "sm")]
-    options = compile.compile_options(source, folder, target, shared_kib, *variant, fp8=fp8)
+    options = compile.compile_options(source, folder, target, SHARED_KIB[target], *variant, fp8=fp8)
     return nvrtc.Job(source.stem, source.read_text(encoding="utf-8"), options)
 
 
@@ -116,8 +115,7 @@ def compile_kernels(  # noqa: PLR0917
     """Compiles an architecture's kernels, by default the best, for a target: files by kernel.
 
     For an activation other than ReLU, and for FP8, those whose source depends on it; with
-    ``stems``, those of these files. For a virtual target such as ``compute_90a`` it is PTX, in half
-    the time.
+    ``stems``, those of these files.
     """
     architecture = architecture or architectures_of(target)[0]
     folder = architecture.folder

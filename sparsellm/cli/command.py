@@ -187,7 +187,11 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
         raise ValueError("--fresh starts at step 0 and --resume does not; use only one of them")
     if options.init_from and options.resume:
         raise ValueError("--init-from starts at step 0 and --resume does not; use only one of them")
-    recipe = _recipe_to_train(options)
+    from sparsellm.runs.huggingface.recipe_of import recipe_to_train
+
+    recipe = recipe_to_train(
+        options.recipe, options.overrides, options.init_from, fresh=options.fresh
+    )
     start = None
     notes: list[str] = []
     if ranks.is_main():
@@ -204,25 +208,6 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     train(recipe, stop, options.resume, options.fresh, options.init_from)
     if not ranks.several() and stop.received is None:
         _write_sample(recipe.run_path, recipe.train.steps)
-
-
-def _recipe_to_train(options: argparse.Namespace) -> Recipe:
-    """The recipe, with the model of ``--init-from`` and a tokenizer that can be read."""
-    if options.init_from:
-        from sparsellm.runs.huggingface.recipe_of import recipe_for
-
-        recipe = recipe_for(
-            options.recipe, options.overrides, options.init_from, fresh=options.fresh
-        )
-    else:
-        from sparsellm.recipe import load_recipe
-
-        recipe = load_recipe(options.recipe, options.overrides)
-    if options.fresh:
-        return recipe
-    from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
-
-    return with_tokenizer_at_hand(recipe)
 
 
 def _write_sample(run_path: Path, steps: int) -> None:

@@ -11,9 +11,10 @@ import yaml
 from sparsellm.data.workers import leave_if_main_is_imported
 from sparsellm.processes import ranks
 from sparsellm.processes.signals import StopRequest
-from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe import Recipe
 from sparsellm.recipe.strict import yaml_line
 from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
+from sparsellm.runs.huggingface.recipe_of import recipe_to_train
 
 
 def train(
@@ -65,8 +66,6 @@ def train(
         raise ValueError(f"overrides {overrides!r}: must be a dictionary such as {{'seed': 1}}")
     resume, init_from = (None if path is None else Path(path) for path in (resume, init_from))
     recipe = _resolved(recipe, overrides or {}, init_from, fresh=fresh)
-    if not fresh:
-        recipe = with_tokenizer_at_hand(recipe)
     from sparsellm.training.resume.start_checks import check_run
 
     if ranks.is_main():
@@ -95,13 +94,9 @@ def _resolved(
                 "overrides and init_from change a recipe that is read by its name or path; a "
                 "Recipe is trained as it is"
             )
-        return recipe
+        return recipe if fresh else with_tokenizer_at_hand(recipe)
     words = [f"{key}={_as_yaml(key, value)}" for key, value in overrides.items()]
-    if init_from is None:
-        return load_recipe(str(recipe), words)
-    from sparsellm.runs.huggingface.recipe_of import recipe_for
-
-    return recipe_for(str(recipe), words, init_from, fresh=fresh)
+    return recipe_to_train(str(recipe), words, init_from, fresh=fresh)
 
 
 def _as_yaml(key: str, value: Any) -> str:

@@ -54,6 +54,21 @@ def load_recipe_of(path: Path, source: Path | None = None, recipe: str | None = 
     return loaded
 
 
+def recipe_to_train(
+    name: str, overrides: list[str], init_from: Path | None, *, fresh: bool
+) -> Recipe:
+    """The recipe of a run, with the model of its first weights and a tokenizer that can be read.
+
+    Raises:
+        FileNotFoundError, ValueError: see `recipe_for` and `load_recipe`.
+    """
+    if init_from is None:
+        recipe = load_recipe(name, overrides)
+    else:
+        recipe = recipe_for(name, overrides, init_from, fresh=fresh)
+    return recipe if fresh else hf_files.with_tokenizer_at_hand(recipe)
+
+
 def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = False) -> Recipe:
     """A recipe with the model and the tokenizer of the weights that it begins with.
 

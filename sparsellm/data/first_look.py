@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import islice
 
 from sparsellm.data.held_out import validated
 from sparsellm.data.lanes import ENOUGH_DOCUMENTS
-from sparsellm.data.text.blocks import documents_in_order
+from sparsellm.data.text.blocks import texts_in_order
 from sparsellm.data.text.corpus import Corpus, hub_sources, load_corpora
 from sparsellm.data.text.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
@@ -64,8 +64,7 @@ def _lines_about(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
 def _look_into(shard: Shard, eot: str, most: int) -> tuple[int, int]:
     """Documents with text, counted up to ``most``, and how often they spell out ``eot``."""
     count = times = 0
-    documents = chain.from_iterable(documents_in_order((shard,)))
-    for content in islice(filter(len, documents), most):
+    for content in islice(texts_in_order((shard,)), most):
         count += 1
         times += content.count(eot) if isinstance(content, str) else 0
     return count, times

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what the text is gets checked before torch is loaded, which
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
+_ENDS = "corpus %s: held-out text ends after %d of the %d tokens asked for"
 
 
 def read_in_order(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> Iterator[Tokens]:
@@ -53,7 +54,7 @@ def validated(
         try:
             next(held_out_sequences(corpus, tokenizer, context_length))
         except TooShortError:
-            if all(shard.part == (0.0, 1.0) for shard in corpus.validation):
+            if not any(shard.is_part for shard in corpus.validation):
                 raise
             if warns:
                 warn_once(
@@ -130,12 +131,8 @@ def mixed_sequences(
             counts[number] += 1
             yield sequence
         else:
-            logger.warning(
-                "corpus %s: held-out text ends after %d of the %d tokens asked for",
-                corpora[number].name,
-                counts[number] * context_length,
-                targets[number] * context_length,
-            )
+            ends, asked = counts[number] * context_length, targets[number] * context_length
+            logger.warning(_ENDS, corpora[number].name, ends, asked)
         if sequence is None or counts[number] == targets[number]:
             targets[number] = 0
     if too_short is not None and not any(counts):
@@ -176,12 +173,7 @@ def validation_batches(
     num_sequences = max(num_tokens // context_length, 1)
     sequences = list(islice(held_out_sequences(corpus, tokenizer, context_length), num_sequences))
     if len(sequences) < num_sequences and rank == 0:
-        logger.warning(
-            "corpus %s: held-out text ends after %d of the %d tokens asked for",
-            corpus.name,
-            len(sequences) * context_length,
-            num_tokens,
-        )
+        logger.warning(_ENDS, corpus.name, len(sequences) * context_length, num_tokens)
     rank_sequences = sequences[rank::world_size]
     if (
         not rank_sequences

@@ -47,7 +47,7 @@ def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples
         first = f" (the first {limit:,})" if len(lengths) == limit else ""
         lines += ["", f"{name}: {len(shards):,} files"]
         # A document of the other split of the same file is read as an empty one.
-        shared = any(shard.part != (0.0, 1.0) for shard in shards)
+        shared = any(shard.is_part for shard in shards)
         rest = f"{len(lengths) - len(digests):,} empty{' or of the other split' if shared else ''}"
         lines += [f"  documents   {len(digests):,}{first}, {rest}"]
         if digests:

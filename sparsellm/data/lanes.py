@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsellm.data.stream import Cursor, LaneConfig, name_some, pack
-from sparsellm.data.text.blocks import BlockCache, documents_in_order
+from sparsellm.data.text.blocks import BlockCache, texts_in_order
 from sparsellm.data.text.corpus import Corpus
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
@@ -155,10 +155,9 @@ def choose_num_lanes(corpora: tuple[Corpus, ...]) -> int:
 
 def _count_documents(corpus: Corpus, enough: int) -> int:
     """Documents with text in a corpus, counted up to ``enough``."""
-    texts = (text for some in documents_in_order(corpus.train) for text in some if len(text))
-    count = sum(1 for _ in itertools.islice(texts, enough))
+    count = sum(1 for _ in itertools.islice(texts_in_order(corpus.train), enough))
     if not count:
-        held_out = any(shard.part != (0.0, 1.0) for shard in corpus.train)
+        held_out = any(shard.is_part for shard in corpus.train)
         raise ValueError(
             f"corpus {corpus.name}: no document with text in {name_some(corpus.train)}: all of "
             f"them are empty{' or held out (data.validation_fraction)' if held_out else ''}"

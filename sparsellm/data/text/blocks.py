@@ -150,6 +150,11 @@ def documents_in_order(shards: tuple[Shard, ...]) -> Iterator[Sequence[str | Tok
                 yield blocks.documents(shard, block, rows)
 
 
+def texts_in_order(shards: tuple[Shard, ...]) -> Iterator[str | Tokens]:
+    """As `documents_in_order`, one by one, without those that are empty."""
+    return filter(len, itertools.chain.from_iterable(documents_in_order(shards)))
+
+
 def _column(shard: Shard) -> _Column:
     # Two corpora of a mixture may read two columns of one file.
     return shard.url, shard.text_field, shard.separator

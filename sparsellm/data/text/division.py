@@ -3,13 +3,13 @@
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
-from sparsellm.data.text.blocks import documents_in_order
+from sparsellm.data.text.blocks import texts_in_order
 from sparsellm.data.text.identity import content_identity
 from sparsellm.data.text.shards import Shard, document_hash, real_place, warn_once
 
@@ -35,7 +35,8 @@ def hold_out(shards: tuple[Shard, ...], fraction: float) -> Divided:
     """
     lengths: Counter[float] = Counter()  # by hash; equal documents stay together
     held_out = trained = False
-    for document_at, length in _places(shards):
+    for content in texts_in_order(shards):
+        document_at, length = document_hash(content), len(content)
         lengths[document_at] += length
         held_out, trained = held_out or document_at < fraction, trained or document_at >= fraction
         if held_out and trained:
@@ -109,12 +110,6 @@ def _keys(shard: Shard) -> list[_Key]:
     except OSError:
         size = 0
     return [(key, shard.text_field) for key in (place, size) if key]
-
-
-def _places(shards: tuple[Shard, ...]) -> Iterator[tuple[float, int]]:
-    """Hash and length of each document that has text."""
-    for contents in documents_in_order(shards):
-        yield from ((document_hash(content), len(content)) for content in contents if len(content))
 
 
 def _at(shards: tuple[Shard, ...], bound: float) -> Divided:

@@ -53,7 +53,7 @@ def identity(shard: Shard) -> str:
         about = read_about(Path(shard.url))
         if about["content"] != content_identity(shard.url):
             raise ValueError(f"{shard.url} has changed since it was written: {TOKENIZE_AGAIN}")
-        if shard.part == (0.0, 1.0):
+        if not shard.is_part:
             return str(about["identity"])
         digest.update(str(about["identity"]).encode())  # its ids, not its text, decide the part
     else:
@@ -63,7 +63,7 @@ def identity(shard: Shard) -> str:
         digest.update(f"column {shard.text_field}\n".encode())
     if shard.separator:
         digest.update(f"separator {shard.separator!r}\n".encode())
-    if shard.part != (0.0, 1.0):
+    if shard.is_part:
         digest.update(f"documents {shard.part}\n".encode())
     if shard.divided:
         digest.update(f"one divided {shard.divided}\n".encode())

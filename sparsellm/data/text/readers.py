@@ -95,6 +95,16 @@ def decode(data: bytes, errors: str = "strict") -> str:
 _MARKS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
+def read_whole(url: str, compression: str | None) -> bytes:
+    """The content of a file, decompressed; raises as `ShardReader.read`."""
+    with open_file(url) as file:
+        try:
+            source = pa.CompressedInputStream(file, compression) if compression else file
+            return bytes(source.read())
+        except (pa.ArrowException, OSError, EOFError) as error:
+            raise damaged(url, error) from error
+
+
 def which_text(of_text: Sequence[str], names: Sequence[str], remedy: str) -> str:
     """The end of an error message: the columns or keys that hold text, and how to name one.
 
@@ -127,15 +137,8 @@ class TextReader(ShardReader, Block):
         return [self._read(self._shard.members[row]) for row in rows.tolist()]
 
     def _read(self, url: str) -> str:
-        with open_file(url) as file:
-            try:
-                compression = self._shard.compression
-                source = pa.CompressedInputStream(file, compression) if compression else file
-                data = source.read()
-            except (pa.ArrowException, OSError, EOFError) as error:
-                raise damaged(url, error) from error
         try:
-            return decode(data)
+            return decode(read_whole(url, self._shard.compression))
         except NotUtf8Error as error:
             raise ValueError(f"{url}{error}") from error
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 from functools import cached_property
-
-import pyarrow as pa
+from typing import IO
 
 from sparsellm.data.text.json_lines import BLOCK_BYTES
 from sparsellm.data.text.network import open_file
-from sparsellm.data.text.readers import Block, NotUtf8Error, Rows, ShardReader, damaged, decode
+from sparsellm.data.text.readers import Block, NotUtf8Error, Rows, ShardReader, decode, read_whole
 from sparsellm.data.text.shards import Shard
 
 
@@ -22,14 +21,10 @@ class SeparatedReader(ShardReader):
     def __init__(self, shard: Shard) -> None:
         assert shard.separator
         self._url, self._separator = shard.url, shard.separator.encode()
-        self._file = open_file(shard.url)
         if shard.compression:
-            try:
-                with self._file as file:
-                    content = pa.CompressedInputStream(file, shard.compression).read()
-            except (pa.ArrowException, OSError, EOFError) as error:
-                raise damaged(shard.url, error) from error
-            self._file = io.BytesIO(content)
+            self._file: IO[bytes] = io.BytesIO(read_whole(shard.url, shard.compression))
+        else:
+            self._file = open_file(shard.url)
         self._size = self._file.seek(0, 2)
         self._gap = (0, 0)  # between these places no document begins but at the second one
         self.num_blocks = -(-self._size // BLOCK_BYTES)

@@ -59,13 +59,18 @@ class Shard:
     divided: tuple[float, float, float] | None = None
 
     @property
+    def is_part(self) -> bool:
+        """Whether only some of the documents are read, chosen by their hashes."""
+        return self.part != (0.0, 1.0)
+
+    @property
     def is_file(self) -> bool:
         """Whether ``url`` is a file's, and not a label of several ones."""
         return self.members in ((), (self.url,))
 
     def portion(self, document: Content) -> Content:
         """What of a document is in `part`; its text or ids alone decide, so this never changes."""
-        if self.part == (0.0, 1.0):
+        if not self.is_part:
             return document
         place = document_hash(document)
         if not self.part[0] <= place < self.part[1]:

@@ -51,7 +51,9 @@ def append(measurements: Sequence[Measurement], path: Path = RESULTS) -> None:
             line = asdict(measurement)
             context = line.pop("context")
             line = {k: v for k, v in line.items() if v is not None or "sustained" not in k}
-            file.write(json.dumps(line | defaults | context) + "\n")
+            record = line | defaults | context
+            # As short as it can be: the records of years stay in one file.
+            file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def _command() -> str:

@@ -126,41 +126,46 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
         if key in named:
             raise ValueError(f"--set {key}: the runs of {path} are named by it; change it there")
     # The others may fit only together with what a run sets.
-    of_folder = [override for override in overrides or [] if override.startswith("logging")]
-    base = load_recipe(sweep.recipe, of_folder)
+    base = load_recipe(sweep.recipe, [o for o in overrides or [] if o.startswith("logging")])
     folder = Path(base.logging.run_dir).expanduser() / sweep.name
-    # In the order of the file, so that a run's source comes before it.
+    runs = _planned(sweep, path, folder, overrides or [], overridden)
+    _check_together(path, runs)
+    resumable = (replace(run, recipe=with_tokenizer_at_hand(run.recipe)) for run in runs)
+    return SweepPlan(sweep.name, sweep.description, folder, tuple(resumable))
+
+
+def _planned(
+    sweep: Sweep, path: Path, folder: Path, overrides: list[str], overridden: set[str]
+) -> list[PlannedRun]:
+    """The runs in the order of the file at ``path``, so that a run's source comes before it."""
     runs: list[PlannedRun] = []
+    shared = _assignments(sweep.set, except_for=overridden)
     for variant in sweep.runs:
-        source = variant.init_from
-        before = {run.name: run.recipe for run in runs}
+        source, before = variant.init_from, {run.name: run.recipe for run in runs}
         if source is not None and source not in before:
             raise ValueError(
                 f"{path}: init_from of {variant.name}: no run {source!r} is listed before it; "
                 f"there are {', '.join(before) or 'none'}"
             )
-        for group, values in _settings(variant):
-            seeds = sweep.seeds if variant.seeds is None else variant.seeds
-            for seed in seeds:
-                name = f"{group}-seed{seed}"
-                changes = _assignments(variant.set | values, except_for=overridden)
-                run_overrides = [
-                    f"name={name}",
-                    f"seed={seed}",
-                    f"logging.run_dir={json.dumps(str(folder))}",
-                ]
-                shared = _assignments(sweep.set, except_for=overridden)
-                keys = [*shared, *changes, *(overrides or []), *run_overrides]
-                try:
-                    recipe = load_recipe(sweep.recipe, keys)
-                except ValueError:
-                    load_recipe(sweep.recipe, overrides)  # a mistake in these needs fewer words
-                    raise
-                if source is not None:
-                    place = f"{path}: init_from of {variant.name}: {source}"
-                    check_shapes(place, before[source], recipe, "train one of the same shapes")
-                runs.append(PlannedRun(name, group, recipe, source, changes))
-    # What cannot be seen in one variant alone.
+        seeds = sweep.seeds if variant.seeds is None else variant.seeds
+        for (group, values), seed in itertools.product(_settings(variant), seeds):
+            name = f"{group}-seed{seed}"
+            changes = _assignments(variant.set | values, except_for=overridden)
+            place = [f"name={name}", f"seed={seed}", f"logging.run_dir={json.dumps(str(folder))}"]
+            try:
+                recipe = load_recipe(sweep.recipe, [*shared, *changes, *overrides, *place])
+            except ValueError:
+                load_recipe(sweep.recipe, overrides)  # a mistake in these needs fewer words
+                raise
+            if source is not None:
+                where = f"{path}: init_from of {variant.name}: {source}"
+                check_shapes(where, before[source], recipe, "train one of the same shapes")
+            runs.append(PlannedRun(name, group, recipe, source, changes))
+    return runs
+
+
+def _check_together(path: Path, runs: list[PlannedRun]) -> None:
+    """Raises ValueError for what cannot be seen in one variant alone."""
     names = [run.name for run in runs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: two runs are called {min(twice)}; give them other names")
@@ -173,8 +178,6 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
                 f"{path}: runs of the group {run.group}, which are averaged, differ in more than "
                 "their seed; give them other names"
             )
-    resumable = (replace(run, recipe=with_tokenizer_at_hand(run.recipe)) for run in runs)
-    return SweepPlan(sweep.name, sweep.description, folder, tuple(resumable))
 
 
 def _assignments(keys: dict[str, Any], *, except_for: set[str]) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ def read_sweep(folder: Path) -> SweepData:
             f"{folder} is not a sweep: it has no {SWEEP_FILE}; give a folder that "
             "`sparsellm sweep` wrote, such as runs/quality"
         )
-    content = read_model(path, _SweepFile, "run the sweep again")
+    content = read_model(path, SweepFile, "run the sweep again")
     bench = _lines(folder / BENCH_FILE)
     started = [r for r in content["runs"] if without_records(folder / r["name"]) is None]
     if not started:
@@ -198,7 +198,9 @@ class _SweepRun(BaseModel):
     group: str
 
 
-class _SweepFile(BaseModel):
+class SweepFile(BaseModel):
+    """What `sparsellm sweep` writes of its runs."""
+
     model_config = ConfigDict(extra="allow")
 
     name: str

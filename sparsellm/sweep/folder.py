@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence, Set
 from typing import Any
 
-from pydantic import BaseModel
-
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.strict import flatten, read_model
+from sparsellm.report.sweep_runs import SweepFile
 from sparsellm.runs.checkpoint import latest
 from sparsellm.runs.files import RECIPE_FILE, SWEEP_FILE, write_atomically
 from sparsellm.runs.huggingface import hf_files
@@ -21,14 +20,6 @@ from sparsellm.training.optimization.schedule import measurements_due
 _REMEDY = "move it away, or give the sweep another name"
 
 
-class _Run(BaseModel):
-    name: str
-
-
-class _SweepFile(BaseModel):
-    runs: list[_Run]
-
-
 def begin(plan: SweepPlan) -> None:
     """Writes ``sweep.json``, by which the folder is reported.
 
@@ -37,7 +28,7 @@ def begin(plan: SweepPlan) -> None:
     """
     file = plan.folder / SWEEP_FILE
     if file.is_file():
-        listed = read_model(file, _SweepFile, "delete it")["runs"]
+        listed = read_model(file, SweepFile, "delete it")["runs"]
         planned = {run.name for run in plan.runs}
         names = [run["name"] for run in listed if run["name"] not in planned]
         if orphans := [name for name in names if (plan.folder / name / METRICS_FILE).is_file()]:

@@ -22,6 +22,7 @@ import results
 from published import PAPER_MODELS, PUBLISHED_KERNELS, Comparison
 from results import SHAPE, Line, Run, find, matches, measured, runs
 from sparsellm.recipe import load_recipe
+from sparsellm.words import markdown_table
 
 ROOT = results.FOLDER.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -36,11 +37,6 @@ def fill(text: str, lines: Sequence[Line]) -> str:
         ValueError: a row has no records.
     """
     return _BLOCK.sub(lambda match: f"{match[1]}{TABLES[match[2]](lines)}{match[3]}", text)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table that ends with a line break."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
 
 
 def _number(value: float) -> str:
@@ -163,7 +159,7 @@ def _long(lines: Sequence[Line]) -> str:
         title = f"{ffn} ({on[0]})" if on else ffn
         rows.append([model, title, _losses(group), _seconds(group), _active(group), _dead(group)])
     head = ["Model", "FFN", "Validation loss of each seed", "GPU seconds", "Active", "Dead"]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _gates(lines: Sequence[Line]) -> str:
@@ -172,7 +168,7 @@ def _gates(lines: Sequence[Line]) -> str:
         groups = [name and runs(lines, sweep, name) for name in names]
         cells = [f"{_losses(group)} ({_dead(group)})" if group else "" for group in groups]
         rows.append([model, *cells])
-    return _table(["Model, Muon's learning rate, tokens", *_RATIOS], rows)
+    return markdown_table(["Model, Muon's learning rate, tokens", *_RATIOS], rows)
 
 
 def _widths(lines: Sequence[Line]) -> str:
@@ -181,7 +177,7 @@ def _widths(lines: Sequence[Line]) -> str:
         group = runs(lines, "frontier", name, gpu=gpu)
         cells = [_losses(group), f"{_seconds(group)} ({gpu})", _active(group), _dead(group)]
         rows.append([ffn, *cells])
-    return _table(["FFN", "Validation loss", "GPU seconds", "Active", "Dead"], rows)
+    return markdown_table(["FFN", "Validation loss", "GPU seconds", "Active", "Dead"], rows)
 
 
 def _relufy(lines: Sequence[Line]) -> str:
@@ -191,7 +187,9 @@ def _relufy(lines: Sequence[Line]) -> str:
         of = f"{'0.5B' if sweep.endswith('0.5b') else '`small`'} ({gpu})"
         rate = f"{run.last('throughput') / 1e3:.0f}k"
         rows.append([of, title, _active([run]), _losses([run]), rate])
-    return _table(["Model", "Run", "Active", "Validation loss", "Tokens/s at the end"], rows)
+    return markdown_table(
+        ["Model", "Run", "Active", "Validation loss", "Tokens/s at the end"], rows
+    )
 
 
 def _zeros(lines: Sequence[Line]) -> str:
@@ -202,7 +200,7 @@ def _zeros(lines: Sequence[Line]) -> str:
         title = re.sub(r"-?(seed)?\*$", "", name).replace("l1-", "λ = ").replace("-", " ")
         title = title.replace("e 05", "e-5").replace("silu", "SiLU").replace("relu", "ReLU")
         rows.append([title, _active(group), _dead(group), _losses(group), f"{rate / 1e3:.0f}k"])
-    return _table(["Run", "Active", "Dead", "Validation loss", "Tokens/s at the end"], rows)
+    return markdown_table(["Run", "Active", "Dead", "Validation loss", "Tokens/s at the end"], rows)
 
 
 # --- throughput of whole models -------------------------------------------------------------------
@@ -269,7 +267,7 @@ def _trainings(lines: Sequence[Line]) -> str:
         nnz = _number(active[1]["value"])
         rows.append([model, launch, f"{size}; {nnz}", *cells, f"{mfu:.0%}"])
     head = ["Model", "Launch", "Micro-batch; active", "Tokens/ms", "Peak memory, GiB"]
-    return _table([*head, "mJ per token", "MFU of dense"], rows)
+    return markdown_table([*head, "mJ per token", "MFU of dense"], rows)
 
 
 def _headline(lines: Sequence[Line]) -> str:
@@ -281,7 +279,7 @@ def _headline(lines: Sequence[Line]) -> str:
         steady = f"{sparse['value'] / dense['value']:.2f}×"
         rows.append([f"{model}, {tokens} tokens", first, steady, in_time, after_tokens])
     head = ["Sparse vs. dense", "Throughput from step 0", "Steady state, about 30 active"]
-    return _table([*head, "Loss in equal GPU time, nats", "Loss after equal tokens"], rows)
+    return markdown_table([*head, "Loss in equal GPU time, nats", "Loss after equal tokens"], rows)
 
 
 def _arrow(sides: Comparison) -> str:
@@ -305,7 +303,7 @@ def _paper(lines: Sequence[Line]) -> str:
         row = [_arrow(model.training), ours[0], peak, ours[1], _arrow(model.forward), ours[2]]
         rows.append([model.name, *row])
     head = ["Model", "Training, tokens/ms: paper", "here", "Peak memory: paper, GB", "here, GiB"]
-    return _table([*head, "Forward, tokens/ms: paper", "here"], rows)
+    return markdown_table([*head, "Forward, tokens/ms: paper", "here"], rows)
 
 
 def _hours(lines: Sequence[Line]) -> str:
@@ -321,7 +319,7 @@ def _hours(lines: Sequence[Line]) -> str:
         hours = [f"{tokens / line['value'] / 3.6e6:.0f}" for line in speeds]
         name = f"`{model.lower()}`" + (", FP8" if precision else "")
         rows.append([name, f"{tokens / 1e9:.1f} billion", *reversed(hours)])
-    return _table(["Recipe", "Tokens", "GPU hours, sparse", "GPU hours, dense"], rows)
+    return markdown_table(["Recipe", "Tokens", "GPU hours, sparse", "GPU hours, dense"], rows)
 
 
 def _muon(lines: Sequence[Line]) -> str:
@@ -334,7 +332,7 @@ def _muon(lines: Sequence[Line]) -> str:
             for name in ("adamw", "muon")
         ]
         rows.append([str(gpus), config.rstrip("8").upper(), *(f"{value:.0f}" for value in each)])
-    return _table(["GPUs", "Layout", "AdamW, ms", "Muon, ms"], rows)
+    return markdown_table(["GPUs", "Layout", "AdamW, ms", "Muon, ms"], rows)
 
 
 def _generation(lines: Sequence[Line]) -> str:
@@ -359,7 +357,7 @@ def _generation(lines: Sequence[Line]) -> str:
             ]
         )
     head = ["Model", "`sparsellm.load` in", "Batch", "Prompt", "Tokens/s"]
-    return _table([*head, "Compiled static cache, bf16", "Eager, bf16"], rows)
+    return markdown_table([*head, "Compiled static cache, bf16", "Eager, bf16"], rows)
 
 
 def _arm(ffn: str, target: float, pattern_rate: float | None = None) -> dict[str, Any]:
@@ -417,7 +415,7 @@ def _arena(lines: Sequence[Line]) -> str:
         rate = f"{fmean(rates):,.0f}" if rates else ""
         rows.append([str(case["depth"]), name, gpu, *cells, rate, _each(unions, 0)])
     head = ["Depth", "FFN", "GPU", "Bits per byte of each run", "Seconds of training"]
-    return _table([*head, "Tokens/s at the end", "Active set of 64 tokens, %"], rows)
+    return markdown_table([*head, "Tokens/s at the end", "Active set of 64 tokens, %"], rows)
 
 
 # --- one FFN --------------------------------------------------------------------------------------
@@ -472,7 +470,7 @@ def _ffn(lines: Sequence[Line]) -> str:
         cells = [f"{side.sparse:g} ({1 / side.ratio:.2f}×)" for side in sides]
         rows.append([f"{kernel.pattern}, {kernel.nnz}, published kernels ¹", "", *cells])
     head = ["Pattern, active", "Union of 64", "Forward, ms", "Forward + backward, ms"]
-    return _table([*head, "Stored for backward, MiB"], rows)
+    return markdown_table([*head, "Stored for backward, MiB"], rows)
 
 
 def _formats(lines: Sequence[Line]) -> str:
@@ -487,7 +485,7 @@ def _formats(lines: Sequence[Line]) -> str:
             cells += [_with_gain(union), _with_gain(twell)]
         rows.append([name, *cells])
     head = ["Pattern, active", "Forward, ms: union", "TwELL"]
-    return _table([*head, "Forward + backward, ms: union", "TwELL"], rows)
+    return markdown_table([*head, "Forward + backward, ms: union", "TwELL"], rows)
 
 
 def _shapes(lines: Sequence[Line]) -> str:
@@ -499,13 +497,13 @@ def _shapes(lines: Sequence[Line]) -> str:
         assert line is not None, (name, case)
         ms = [_digits(line[side], 3) for side in ("value", "baseline")]
         rows.append([name, f"{case['M']:,}", *ms, f"{line['ratio']:.2f}×", line["case"]["path"]])
-    return _table(["K/N", "Tokens", "ms", "Dense, ms", "Gain", "Kernels"], rows)
+    return markdown_table(["K/N", "Tokens", "ms", "Dense, ms", "Gain", "Kernels"], rows)
 
 
 TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
-    "equal-tokens": lambda lines: _table(equal.TOKENS_HEAD, equal.equal_tokens(lines)),
-    "equal-time": lambda lines: _table(equal.TIME_HEAD, equal.equal_time(lines)),
-    "lead": lambda lines: _table(lead.HEAD, lead.expected(lines)),
+    "equal-tokens": lambda lines: markdown_table(equal.TOKENS_HEAD, equal.equal_tokens(lines)),
+    "equal-time": lambda lines: markdown_table(equal.TIME_HEAD, equal.equal_time(lines)),
+    "lead": lambda lines: markdown_table(lead.HEAD, lead.expected(lines)),
     "long": _long,
     "gates": _gates,
     "widths": _widths,

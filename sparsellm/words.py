@@ -1,7 +1,7 @@
-"""Words in messages."""
+"""Words in messages and tables."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -13,6 +13,11 @@ def listed(names: Iterable[str]) -> str:
     """The first name, and how many more there are."""
     first, *more_names = names
     return f"{first} and {len(more_names)} more" if more_names else first
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown that ends with a line break."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
 
 
 def reasons(left_alone: dict[str, str]) -> list[str]:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+from sparsellm.words import markdown_table
+
 DROP_DEAD_FILE = "drop_dead.json"
 _COLUMNS = ("layer", "active", "never active", "of these kept", "dropped", "nearest dropped")
 
@@ -115,9 +117,9 @@ kind in sequences of {self.context_length:,})."""
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    """A table in Markdown, whose cells are escaped."""
+    head_cells, *row_cells = (list(map(_cell, line)) for line in (head, *rows))
+    return markdown_table(head_cells, row_cells).removesuffix("\n")
 
 
 def _cell(value: object) -> str:

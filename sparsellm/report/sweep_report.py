@@ -16,6 +16,7 @@ from sparsellm.report.page import REPORT_FILE, render_page
 from sparsellm.report.sweep_runs import Group, SweepData, last_nnz, mean_score, read_sweep
 from sparsellm.report.tables import html_table
 from sparsellm.runs.files import write_atomically
+from sparsellm.words import markdown_table
 
 SUMMARY_FILE = "summary.json"
 TABLE_FILE = "summary.md"
@@ -104,7 +105,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
     rows = [[text(sweep, g) for text in COLUMNS.values()] for g in sweep.groups]
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
     note = " ".join([NOTE, *_caveats(sweep)])
-    write_atomically(folder / TABLE_FILE, _markdown(rows, note))
+    write_atomically(folder / TABLE_FILE, f"{markdown_table(list(COLUMNS), rows)}\n{note}\n")
     svg, missing = draw_sweep(sweep)
     write_atomically(folder / FIGURE_FILE, svg)
     parts = [
@@ -180,11 +181,6 @@ def _caveats(sweep: SweepData) -> list[str]:
 def _how_far(runs: list[RunData]) -> str:
     steps = [(run.label, run.train[-1]["step"], run.recipe.train.steps) for run in runs]
     return ", ".join(f"{label} (step {at:,} of {of:,})" for label, at, of in steps)
-
-
-def _markdown(rows: list[list[str]], note: str) -> str:
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + f"\n{note}\n"
 
 
 def _figure(svg: str, missing: list[str]) -> str:

@@ -59,7 +59,6 @@ def analyze(
         nnz = [tally.update(active) for tally, active in zip(layers, patterns, strict=True)]
         token_M = token_BT.reshape(-1)
         by_token.update(token_M.to(device), torch.stack(nnz).double().mean(0))
-        # Only the first patterns are kept, so that memory does not grow with the text.
         missing = max(trace_tokens // shape.context_length, 1) - tokens // shape.context_length
         if missing > 0:  # sequences
             rows = missing * shape.context_length

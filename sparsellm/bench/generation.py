@@ -127,8 +127,6 @@ def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
     its column of the gate is a threshold, layer by layer.
     """
     base = model.model
-    # One channel is the same for every token, and no layer writes to it: a gate's weight on it acts
-    # as a bias, by which any number of neurons can be made active.
     base.embed_tokens.weight.normal_()
     base.embed_tokens.weight[:, 0] = 8.0
     active: list[Tensor] = []

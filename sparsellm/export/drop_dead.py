@@ -66,7 +66,6 @@ def drop_dead_neurons(
             f"--drop-dead needs {WITH_EXACT_ZEROS}; {recipe.name} has {recipe.ffn.activation}, "
             "whose activations are never exactly zero: no neuron is dead"
         )
-    # Dead is what is never active on held-out text, with the weights as they are exported.
     device = model.device
     corpora = held_out_corpora(recipe, options.files)
     batches = held_out_tokens(pretrained, corpora, options.tokens, options.micro_batch_size)
@@ -92,7 +91,6 @@ def drop_dead_neurons(
         target_nnz_left_out=None if narrow.sparsity.target_nnz == target else target,
         layers=[_layer_report(*pair) for pair in zip(peak_LN, remaining_LW, strict=True)],
     )
-    # All layers keep the same width: the configuration has only one.
     if report.num_dropped:
         for layer, remaining_W in zip(model.model.layers, remaining_LW.to(device), strict=True):
             _narrow(layer.mlp, remaining_W)

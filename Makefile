@@ -1,6 +1,7 @@
 # The verbs of this repository. The first call of any of them makes .venv (Python >= 3.11).
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := .venv/.pip
 READY := .venv/.ready
 DEV := .venv/.dev
 COMPILERS := .venv/nvrtc/.ready
@@ -31,10 +32,12 @@ check: $(DEV) ## within a minute: lint, types, and the fast tests of what change
 
 # On two cores three processes take 8 minutes where two take 10: many tests wait for processes that they start.
 # All processes share the bytecode, also where PYTHONDONTWRITEBYTECODE would have each compile it again.
-test: $(DEV) $(COMPILERS) ## the tests that need no GPU, except those of `make test-long`
+test: ## the tests that need no GPU, except those of `make test-long`
+	@$(MAKE) --no-print-directory --jobs 2 $(DEV) $(COMPILERS)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
-test-long: $(DEV) $(COMPILERS) ## the tests that take most of a minute each, which `make test` leaves out
+test-long: ## the tests that take most of a minute each, which `make test` leaves out
+	@$(MAKE) --no-print-directory --jobs 2 $(DEV) $(COMPILERS)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 lint: $(DEV) ## format, lint and types, as pre-commit and CI do
@@ -54,21 +57,29 @@ bench: $(READY) ## on a GPU, the kernels of one FFN beside dense
 results: $(DEV) ## tables and figures of the documentation, from benchmarks/results.jsonl
 	$(BIN)/python benchmarks/make_results.py
 
-$(READY): pyproject.toml constraints.txt
+# pip compiles the bytecode of all files. What is used is compiled here, also where
+# PYTHONDONTWRITEBYTECODE would have every command compile it again.
+INSTALL = $(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable
+COMPILE = PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import sparsellm.training.loop'
+
+$(PIP):
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"sparsellm needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Set PYTHON=python3.12, say")'
-	@echo 'installing what training needs: PyTorch is the largest download, on Linux several GB; pip names every size'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --upgrade pip  # older ones are silent while they install
-	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable .
-	@# The bytecode of what is used, also where PYTHONDONTWRITEBYTECODE would have every command compile it again.
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import sparsellm.training.loop'
+	@echo 'installing what training needs: PyTorch is the largest download, on Linux several GB; pip names every size'
 	touch $@
 
-$(DEV): $(READY)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+$(READY): pyproject.toml constraints.txt | $(PIP)
+	$(INSTALL) .
+	$(COMPILE)
 	touch $@
 
-$(COMPILERS): tests/ffn/kernels/nvrtc.py $(DEV)
+$(DEV): pyproject.toml constraints.txt | $(PIP)
+	$(INSTALL) '.[dev]'
+	$(COMPILE)
+	touch $(READY) $@
+
+$(COMPILERS): tests/ffn/kernels/nvrtc.py | $(PIP)
 	[ "$$(uname)" != Linux ] || $(BIN)/python $< fetch
 	mkdir -p $(@D) && touch $@
 

@@ -86,23 +86,12 @@ class FakeHub(FakeServer):
         trouble = self.troubles.pop(0) if self.troubles and is_sample else ""
         self.log.append(trouble or name)
         if trouble == "cut":
-            request.close_connection = True
-            request.connection.close()
+            request.hang_up()
         elif trouble:
             request.send_json({"error": trouble}, status=int(trouble), headers={"Retry-After": "1"})
         elif name not in self.files:
             headers = {"X-Error-Code": "EntryNotFound"}
             request.send_json({"error": "no entry"}, status=404, headers=headers)
         else:
-            _send_range(request, self.files[name])
-
-
-def _send_range(request: Request, data: bytes) -> None:
-    headers = {"ETag": f'"{"0" * 40}"', "X-Repo-Commit": REVISION, "Accept-Ranges": "bytes"}
-    byte_range = re.match(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
-    if not byte_range:
-        request.send(data, 200, headers)
-        return
-    first, last = int(byte_range[1]), int(byte_range[2] or len(data) - 1)
-    headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-    request.send(data[first : last + 1], 206, headers)
+            headers = {"ETag": f'"{"0" * 40}"', "X-Repo-Commit": REVISION}
+            request.send_range(self.files[name], headers)

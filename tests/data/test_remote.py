@@ -64,10 +64,10 @@ def test_http_gives_the_same_stream_and_resumes_through_faults(folder, monkeypat
     monkeypatch.setattr(network, "LEAST_WAIT_SECONDS", 0.1)
     expected = _rows(_corpus(folder), 300)
     with RangeServer(folder) as server:
-        loader = _loader(_corpus(server.address))
+        loader = _loader(_corpus(server.endpoint))
         batches = list(islice(loader, 100))
         state = merge([loader.state_dict()])
-        resumed = _loader(_corpus(server.address))
+        resumed = _loader(_corpus(server.endpoint))
         assert resumed.load_state_dict(state) == []
         server.troubles = ["503", "cut", "reset"]
         batches += list(islice(resumed, 200))
@@ -77,7 +77,7 @@ def test_http_gives_the_same_stream_and_resumes_through_faults(folder, monkeypat
 
 def test_workers_read_an_address(folder):
     with RangeServer(folder) as server:
-        rows = _rows(_corpus(server.address), 30, num_workers=2)
+        rows = _rows(_corpus(server.endpoint), 30, num_workers=2)
     assert torch.equal(rows, _rows(_corpus(folder), 30))
 
 
@@ -108,9 +108,9 @@ def test_a_file_system_in_memory_gives_the_same_stream_and_notices_an_edit(folde
 )
 def test_a_fault_that_lasts_is_named(folder, impatient, name, trouble):
     with RangeServer(folder) as server:
-        loader = _loader(load_corpus("local", files=[f"{server.address}/{name}"]))
+        loader = _loader(load_corpus("local", files=[f"{server.endpoint}/{name}"]))
         next(loader)
-        resumed = _loader(load_corpus("local", files=[f"{server.address}/{name}"]))
+        resumed = _loader(load_corpus("local", files=[f"{server.endpoint}/{name}"]))
         server.always = trouble
         began = time.monotonic()
         with pytest.raises(ConnectionError, match=rf"{name}.*gave up after .*The same command"):
@@ -121,10 +121,10 @@ def test_a_fault_that_lasts_is_named(folder, impatient, name, trouble):
 def test_a_file_that_is_gone_or_refused_is_named(folder):
     with RangeServer(folder) as server:
         with pytest.raises(FileNotFoundError, match=r"gone\.jsonl is missing"):
-            _loader(load_corpus("local", files=[f"{server.address}/gone.jsonl"]))
+            _loader(load_corpus("local", files=[f"{server.endpoint}/gone.jsonl"]))
         server.always = "403"
         with pytest.raises(ValueError, match=r"2\.jsonl.*access was refused"):
-            _loader(load_corpus("local", files=[f"{server.address}/2.jsonl"]))
+            _loader(load_corpus("local", files=[f"{server.endpoint}/2.jsonl"]))
 
 
 def test_a_server_without_ranges_is_named(folder):
@@ -132,4 +132,4 @@ def test_a_server_without_ranges_is_named(folder):
         RangeServer(folder, ranges=False) as server,
         pytest.raises(ValueError, match=r"0\.parquet: its server gives whole files only"),
     ):
-        _loader(load_corpus("local", files=[f"{server.address}/0.parquet"]))
+        _loader(load_corpus("local", files=[f"{server.endpoint}/0.parquet"]))

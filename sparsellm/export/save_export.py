@@ -202,6 +202,10 @@ def import_export(source: Path, run_path: Path, recipe: str | None = None) -> tu
             hf_files.source_of(loaded.path),
         ),
     )
-    written = saver.save(run_path / "checkpoints", snapshot, keep=1)
-    write_atomically(run_path / RECIPE_FILE, snapshot.recipe_yaml)
+    try:
+        written = saver.save(run_path / "checkpoints", snapshot, keep=1)
+        write_atomically(run_path / RECIPE_FILE, snapshot.recipe_yaml)
+    except BaseException:  # the same command is to find a new folder again
+        shutil.rmtree(run_path, ignore_errors=True)
+        raise
     return written, loaded.stored

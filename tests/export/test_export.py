@@ -439,6 +439,16 @@ def test_a_failed_export_leaves_nothing(trained, tmp_path, monkeypatch):
     assert _files(tmp_path) == before
 
 
+def test_a_failed_import_leaves_nothing(exported, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sparsellm.runs.saver._write_files", full)
+    with pytest.raises(CheckpointError, match=r"was not written: .*No space left"):
+        import_export(exported, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 # --- and back ------------------------------------------------------------------------------------
 
 

@@ -319,10 +319,12 @@ class _Streamer:
 def _limit(num_prompt: int, max_new_tokens: int | None, context: int) -> int:
     left = context - num_prompt
     num_new = min(DEFAULT_NEW_TOKENS, left) if max_new_tokens is None else max_new_tokens
+    prompt = f"the prompt has {num_prompt} tokens (including <|endoftext|>) and leaves"
+    if left < 1:
+        raise ValueError(f"{prompt} none of the context's {context} tokens; shorten the prompt")
     if not 0 < num_new <= left:
         raise ValueError(
-            f"the prompt has {num_prompt} tokens (including <|endoftext|>) and leaves "
-            f"{max(left, 0)} of the context's {context} tokens, but --max-new-tokens is "
-            f"{max_new_tokens or num_new}; shorten the prompt or lower --max-new-tokens"
+            f"{prompt} {left} of the context's {context} tokens, but --max-new-tokens is "
+            f"{num_new}; shorten the prompt or lower --max-new-tokens"
         )
     return num_new

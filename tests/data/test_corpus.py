@@ -206,6 +206,16 @@ def test_a_mixture_reads_the_standard_library_once(tmp_path):
         load_corpora(DataConfig(corpus=mixture))
 
 
+def test_two_corpora_of_one_name_name_the_remedy(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        file = _parquet(tmp_path / folder / "train.parquet")
+        (tmp_path / folder / "web.yaml").write_text(f"source: files\nfiles: [{file}]\n")
+    mixture = {str(tmp_path / folder / "web.yaml"): 1.0 for folder in ("a", "b")}
+    with pytest.raises(ValueError, match="called 'web': copy the YAML file of one to another name"):
+        load_corpora(DataConfig(corpus=mixture))
+
+
 def test_what_one_corpus_of_a_mixture_holds_out_no_other_trains_on(tmp_path):
     for name in ("a", "b"):
         _parquet(tmp_path / f"{name}.parquet")

@@ -161,7 +161,10 @@ def load_corpora(data: DataConfig) -> tuple[Corpus, ...]:
     corpora = tuple(replace(load_corpus(name), weight=w) for name, w in weights.items())
     names = [c.name for c in corpora]
     if len(set(names)) < len(names):
-        raise ValueError(f"two corpora of the mixture are called {max(names, key=names.count)!r}")
+        raise ValueError(
+            f"two corpora of the mixture are called {max(names, key=names.count)!r}: copy the YAML "
+            "file of one to another name"
+        )
     stdlib = [c.name for c in corpora if c.train[0].format == "sources" and not c.train[0].is_file]
     if len(stdlib) > 1:  # one may hold out what the other trains on
         raise ValueError(

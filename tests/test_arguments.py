@@ -123,13 +123,3 @@ def test_a_device_that_pytorch_does_not_have(monkeypatch):
         pick_device("cuda:1")
     with pytest.raises(ValueError, match="give cpu, cuda or cuda:N"):
         pick_device("gpu")
-
-
-def test_a_run_folder_that_cannot_be_written_is_refused_before_torch(cli_here, tmp_path):
-    (tmp_path / "file").write_text("")
-    run_dir = tmp_path / "file" / "runs"
-    done = cli_here("train", "debug", "--set", f"logging.run_dir={run_dir}")
-    assert done.returncode == 1
-    assert f"{run_dir}/debug cannot be written ({tmp_path}/file is not a folder)" in done.stderr
-    assert "name another folder: --set logging.run_dir=DIR" in done.stderr
-    assert "trains debug" not in done.stdout

@@ -23,20 +23,25 @@ sys.modules |= dict.fromkeys(["torch", "transformers"])
 from sparsellm.cli import main
 answers = []
 for command in json.loads(sys.argv[1]):
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+    errors, output = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(output):
         try:
             status = main(command)
         except SystemExit as end:
             status = end.code
         except ImportError as error:
             status = str(error)
-    answers.append((status, errors.getvalue()))
+    answers.append((status, errors.getvalue(), output.getvalue()))
 print(json.dumps(answers))
 """
 
 # In a folder with an occupied folder `full`, runs in `runs` and bad text, and without a GPU.
 REFUSED = {
+    "train nope": "error: recipe 'nope': no such file",
+    "train debug --set train.stepz=1": "nearest valid key",
+    "train debug --set data.corpus=nope": "nope",
+    "train debug --set logging.run_dir=full/file/runs": "full/file/runs/debug cannot be written "
+    "(full/file is not a folder); name another folder: --set logging.run_dir=DIR",
     "train debug --set name=busy": "runs/busy is being trained: process {pid} on host",
     "train debug --set name=debug --set model.hidden_size=64": (
         "runs/debug/checkpoints/step_00000002 holds a model of other shapes (changed since the "
@@ -66,9 +71,11 @@ REFUSED = {
     "export runs/debug new --drop-dead --device cuda": "--device cuda: there is no GPU here",
     "export full new": "full is not a checkpoint",
     "import full runs/debug": "runs/debug exists and is not empty",
-    "import full new": "full is not an exported folder: it has no config.json",
+    "import full new": "full is not an exported folder: it has no config.json; give "
+    "one that `sparsellm export` wrote",
     "analyze full": "full is not a checkpoint",
-    "analyze runs/debug --out text/bad.jsonl": "bad.jsonl is not a folder",
+    "analyze runs/debug --out text/bad.jsonl": "text/bad.jsonl cannot be written "
+    "(text/bad.jsonl is not a folder); name ano",
     "generate full": "full is not a checkpoint",
     "generate full --device cuda": "--device cuda: there is no GPU here; omit --device",
     "generate full --temperature -1": "may be negative",
@@ -108,7 +115,7 @@ def _write_checkpoint(run_path):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Exit status and standard error of each command."""
+    """Exit status, standard error and output of each command, with paths seen from `here`."""
     folder = tmp_path_factory.mktemp("here")
     for name in ("full", "text", "llama", "runs/busy"):
         (folder / name).mkdir(parents=True)
@@ -127,12 +134,14 @@ def answers(tmp_path_factory):
         [sys.executable, "-c", _PROGRAM, json.dumps([command.split() for command in REFUSED])],
         capture_output=True, text=True, check=True, cwd=folder, env=environment,
     )  # fmt: skip
-    return dict(zip(REFUSED, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    told = done.stdout.splitlines()[-1].replace(f"{folder}/", "")
+    return dict(zip(REFUSED, json.loads(told), strict=True))
 
 
 @pytest.mark.parametrize("command", REFUSED)
 def test_a_mistake_is_told_before_pytorch_is_loaded(command, answers):
-    status, error = answers[command]
-    assert status == 1, (status, error)
-    assert error.startswith("error: ")
-    assert REFUSED[command].replace("{pid}", str(os.getpid())) in error
+    status, error, output = answers[command]
+    assert (status, output) == (1, ""), (status, output, error)
+    (line,) = error.splitlines()
+    assert line.startswith("error: ")
+    assert REFUSED[command].replace("{pid}", str(os.getpid())) in line

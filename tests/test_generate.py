@@ -169,7 +169,6 @@ def test_command(checkpoint_path, capsys):
     ("arguments", "message"),
     [
         (["--device", "nonsense"], "--device nonsense: "),
-        (["--temperature", "-1"], "may be negative"),
         (["--temperature", "inf"], "--temperature inf must be finite"),
         (["--temperature", "nan"], "--temperature nan must be finite"),
         (["--seed", str(2**64)], f"--seed {2**64} must be from 0 to"),

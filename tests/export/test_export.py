@@ -618,15 +618,6 @@ def _error(capsys, *arguments):
     return line
 
 
-def test_a_folder_that_is_not_a_checkpoint(tmp_path, capsys):
-    (tmp_path / "nothing").mkdir()
-    line = _error(capsys, "export", tmp_path / "nothing", tmp_path / "out")
-    assert "nothing is not a checkpoint" in line
-    line = _error(capsys, "import", tmp_path, tmp_path / "run")
-    assert "is not an exported folder: it has no config.json" in line
-    assert "sparsellm export" in line
-
-
 def test_a_truncated_or_missing_shard(trained, tmp_path, capsys):
     export(trained, tmp_path / "out", "fp32", max_shard_size="40KB")
     shard = sorted((tmp_path / "out").glob("model-*.safetensors"))[1]
@@ -753,11 +744,6 @@ def test_another_tokenizer(exported, gpt2_cache, tmp_path, capsys):
     line = _error(capsys, "import", exported, tmp_path / "run")
     assert "tokenizer.json (50,257 ids" in line
     assert "is not the recipe's tokenizer 'bytes'" in line
-
-
-def test_a_shard_size_that_is_none(trained, tmp_path, capsys):
-    line = _error(capsys, "export", trained, tmp_path / "out", "--max-shard-size", "big")
-    assert "--max-shard-size 'big': write it as 4GB" in line
 
 
 def test_the_commands(tiny_overrides, tmp_path, capsys):

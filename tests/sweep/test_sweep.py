@@ -427,9 +427,6 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     assert "Held-out text, l1: 4,096 tokens of sample, step 4" in html
     assert "&#x27;&lt;the&gt;&#x27; 1.2" in html
     assert main(["report", "--sweep", str(tmp_path)]) == 0
-    capsys.readouterr()
-    assert main(["report", "--sweep", str(tmp_path), str(tmp_path / "l1")]) == 1
-    assert "give run folders, or one sweep" in capsys.readouterr().err
 
 
 def test_runs_that_have_not_ended_are_named_under_the_table(tiny, tmp_path):

@@ -13,7 +13,6 @@ import torch
 from conftest import ROOT, set_arguments
 from warm import ranks, started
 
-from sparsellm.cli import main
 from sparsellm.processes.distributed import RankActivity
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
@@ -323,35 +322,6 @@ def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
     assert fresh.returncode == 0, fresh.stderr
     assert "the earlier run is now" in fresh.stdout
     assert (run_path.with_name("debug.1") / "metrics.jsonl").is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "--recipe", "nope"], "error: recipe 'nope': no such file"),
-        (["train", "--recipe", "debug", "--set", "train.stepz=1"], "nearest valid key"),
-        (["report", str(ROOT)], "is not a run: it has no metrics.jsonl"),
-        (
-            ["train", "--recipe", "debug", "--set", "data.corpus=nope"],
-            "nope",
-        ),
-        (["train", "--recipe", "debug", "--resume", str(ROOT)], "is not a checkpoint"),
-        (
-            ["train", "--recipe", "debug", "--set", "logging.run_dir=/dev/null"],
-            "/dev/null is not a folder",
-        ),
-        (["train", "--recipe", "debug", "--set", "logging.wandb=online"], "run `wandb login`"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_1(capsys, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))  # of nobody who is logged in
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert main(arguments) == 1
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert "Traceback" not in printed
-    assert len(printed.strip().splitlines()) == 1
 
 
 def test_ctrl_c_prints_no_traceback(cli_here, monkeypatch):

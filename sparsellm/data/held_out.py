@@ -131,8 +131,8 @@ def mixed_sequences(
             counts[number] += 1
             yield sequence
         else:
-            ends, asked = counts[number] * context_length, targets[number] * context_length
-            logger.warning(_ENDS, corpora[number].name, ends, asked)
+            tokens, target = counts[number] * context_length, targets[number] * context_length
+            logger.warning(_ENDS, corpora[number].name, tokens, target)
         if sequence is None or counts[number] == targets[number]:
             targets[number] = 0
     if too_short is not None and not any(counts):

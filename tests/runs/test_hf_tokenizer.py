@@ -60,11 +60,17 @@ def test_real_text(pair, test_data):
 
 def test_code_points_of_all_planes(pair):
     """Each in the company that decides splits; every one outside the uniform blocks."""
-    varied = [*range(0x3400), *range(0x9FF0, 0xD800), *range(0xE000, 0x20000)]
     uniform = [
-        *range(0x3400, 0x9FF0, 31),
-        *range(0x20000, 0x110000, 31),
-    ]  # Han, unassigned, private
+        *range(0x3400, 0x9FF0, 31),  # Han
+        *range(0xAC00, 0xD7A4, 31),  # Hangul's syllables
+        *range(0xE000, 0xF900, 31),  # private
+        *range(0x17000, 0x187F8, 31),  # Tangut
+        *range(0x20000, 0x33480, 31),  # Han
+        *range(0x33480, 0xE0000, 127),  # unassigned
+        *range(0xE0200, 0x110000, 127),  # unassigned, private
+    ]
+    varied = [*range(0x3400), *range(0x9FF0, 0xAC00), *range(0xD7A4, 0xD800)]
+    varied += [*range(0xF900, 0x17000), *range(0x187F8, 0x20000), *range(0xE0000, 0xE0200)]
     texts = (f"a{c}1 {c}{c}  {c} b\n{c}!" for c in map(chr, varied + uniform))
     while chunk := "".join(itertools.islice(texts, 4096)):
         pair.check(chunk)

@@ -3,6 +3,7 @@
 Classes are given by name, so that reading a recipe imports neither torch nor transformers.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ class Architecture:
     # Those of its attention's projections q, k, v and o that have a bias, whatever is configured.
     attention_biases: str = ""
     query_key_norms: bool = False  # an RMSNorm over each head of queries and of keys
+    # Fields of `model.huggingface` that its classes read, besides those that all families read.
+    fields: tuple[str, ...] = ("attention_bias",)
 
     @property
     def config_class(self) -> str:
@@ -38,6 +41,7 @@ class Architecture:
         return f"{self.prefix}ForCausalLM"
 
 
+_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
@@ -50,15 +54,23 @@ ARCHITECTURES = {
             formula="act(x W_u)",
             usual_activation="relu2",
         ),
-        Architecture("mistral", "Mistral", defaults=(("sliding_window", None),)),
-        Architecture("qwen2", "Qwen2", attention_biases="qkv"),
-        Architecture("qwen3", "Qwen3", query_key_norms=True),
-        Architecture("smollm3", "SmolLM3"),
+        Architecture(
+            "mistral", "Mistral", defaults=(("sliding_window", None),), fields=("sliding_window",)
+        ),
+        Architecture("qwen2", "Qwen2", attention_biases="qkv", fields=_WINDOWS),
+        Architecture("qwen3", "Qwen3", query_key_norms=True, fields=("attention_bias", *_WINDOWS)),
+        Architecture("smollm3", "SmolLM3", fields=("attention_bias", "no_rope_layers", *_WINDOWS)),
     )
 }
+_OPTIONAL_FIELDS = {field for family in ARCHITECTURES.values() for field in family.fields}
 # For each `model_type` of the paper's published checkpoints, whose own code is not run, the family
 # whose blocks they have: with a gated and with a non-gated ReLU FFN (None: not supported).
 PUBLISHED: dict[str, tuple[str, str | None]] = {
     "llama_sparse_relu": ("llama", "arcee"),
     "qwen2_sparse_relu": ("qwen2", None),
 }
+
+
+def unread_fields(architecture: Architecture, fields: Iterable[str]) -> list[str]:
+    """Those of these fields of `model.huggingface` that would not change the family's model."""
+    return sorted(_OPTIONAL_FIELDS.intersection(fields).difference(architecture.fields))

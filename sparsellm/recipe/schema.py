@@ -19,7 +19,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 from sparsellm.ffn.activations import ACTIVATIONS, WITH_EXACT_ZEROS, WITH_KERNELS, Activation
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import sections
-from sparsellm.recipe.families import ARCHITECTURES, Architecture
+from sparsellm.recipe.families import ARCHITECTURES, Architecture, unread_fields
 from sparsellm.recipe.strict import StrictModel, load_yaml, parse_yaml, section_of, validate
 from sparsellm.recipe.vocabulary import vocab_size
 
@@ -75,6 +75,11 @@ class Recipe(StrictModel):
         if self.architecture.gated != self.ffn.gated:
             gated = str(self.architecture.gated).lower()
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")
+        if unread := unread_fields(self.architecture, self.model.huggingface):
+            raise ValueError(
+                f"model.huggingface.{unread[0]} has no effect on model.family: "
+                f"{self.architecture.name}; leave it out"
+            )
         self._check_muon()
         self._check_target()
         self._check_lengths()

@@ -251,6 +251,21 @@ def test_wrong_override_is_refused(override, message):
 
 
 @pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        ("llama", "sliding_window=256"),
+        ("mistral", "attention_bias=true"),
+        ("qwen2", "attention_bias=false"),
+        ("qwen3", "no_rope_layers=[1, 1, 1, 0]"),
+    ],
+)
+def test_a_field_that_the_family_does_not_read_is_refused(family, field):
+    key = field.partition("=")[0]
+    with pytest.raises(ValueError, match=rf"\.{key} has no effect on model\.family: {family}; lea"):
+        load_recipe("debug", [f"model.family={family}", f"model.huggingface.{field}"])
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ("ffn.ramp_steps=121", r"ffn.ramp_steps 121 must not exceed train.steps 120"),

@@ -165,6 +165,14 @@ def test_what_cannot_be_carried_is_refused_by_name(folder, fields, reason, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("folder", ["Mistral 0.1"], indirect=True)
+def test_fields_that_the_family_does_not_read_are_left_behind(folder):
+    before = derive_recipe(folder, folder)
+    change(folder, {"attention_bias": True, "no_rope_layers": [1, 0, 1]})
+    assert derive_recipe(folder, folder) == before
+    assert before.model.huggingface["sliding_window"] == 24
+
+
 @pytest.mark.parametrize("name", ["Qwen2, windows", "ReLU, tied"])
 def test_any_value_of_any_field_is_taken_or_refused(name, tmp_path):
     folder = write_model(stock_model(name), tmp_path / "theirs")

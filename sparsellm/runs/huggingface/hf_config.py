@@ -11,7 +11,7 @@ from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.model import model_config
 from sparsellm.paths import hub_id
 from sparsellm.recipe import Recipe, load_recipe
-from sparsellm.recipe.families import ARCHITECTURES, PUBLISHED
+from sparsellm.recipe.families import ARCHITECTURES, PUBLISHED, unread_fields
 from sparsellm.recipe.sections import HuggingFaceFields
 from sparsellm.recipe.strict import read_json
 from sparsellm.recipe.vocabulary import HF_PREFIX
@@ -201,6 +201,8 @@ def _further_fields(values: dict[str, Any], plain: Recipe, rope: dict[str, Any])
         for key in HuggingFaceFields.__annotations__
         if key in values and values[key] != usual.get(key)
     }
+    for key in unread_fields(plain.architecture, further):
+        del further[key]
     further["max_position_embeddings"] = values["max_position_embeddings"]
     if "rope_parameters" in further:
         further["rope_parameters"] = rope

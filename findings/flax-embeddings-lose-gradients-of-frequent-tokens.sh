@@ -34,7 +34,7 @@ def gradient(dtype, ids, coefficients):
         output = embed.apply(variables, ids).astype(jnp.bfloat16)
         return (output.astype(jnp.float32) * coefficients).sum()
 
-    table = jax.jit(jax.grad(loss))(variables)["params"]["embedding"]
+    table = jax.grad(loss)(variables)["params"]["embedding"]
     assert table.dtype == variables["params"]["embedding"].dtype == jnp.float32
     return np.asarray(table)
 

@@ -46,7 +46,8 @@ for kind in ("unigram", "bpe"):
         many = pieces(threads, kind)
         assert many == pieces(threads, kind)
         seen[kind, threads] = len(one.keys() - many.keys()), sum(many.get(piece) != one[piece] for piece in one)
-        print(f"{kind}, 1 and {threads} threads: {seen[kind, threads][0]} pieces differ, {seen[kind, threads][1]} of 2,000 ids")
+        missing, moved = seen[kind, threads]
+        print(f"{kind}, 1 and {threads} threads: {missing} pieces differ, {moved} of 2,000 ids")
 assert all(value == (0, 0) for (kind, _), value in seen.items() if kind == "bpe")
 assert seen["unigram", 16][1] > 100, "the behaviour has changed"
 PY

@@ -85,8 +85,9 @@ def held_out_sequences(
     if not corpus.validation:
         raise ValueError(
             f"corpus {corpus.name} has no held-out text: give some with data.validation_files (the "
-            "YAML's is not used together with data.files), set validation_fraction in its YAML, or "
-            "train without validation: validation.every_steps=0"
+            "YAML's is not used together with data.files), hold some out (data.validation_fraction "
+            "with data.files, else validation_fraction in its YAML), or train without validation: "
+            "validation.every_steps=0"
         )
     check_tokenizer(corpus.validation, tokenizer)
     buffer, none = np.empty(0, dtype=np.int32), True

@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparsellm.data.held_out import held_out_sequences
 from sparsellm.data.lanes import choose_num_lanes
 from sparsellm.data.text.blocks import documents_in_order, open_shard
 from sparsellm.data.text.corpus import KINDS, load_corpora, load_corpus
 from sparsellm.data.text.shards import Shard, document_hash
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.paths import bundled
 from sparsellm.recipe.sections import DataConfig
 from sparsellm.recipe.strict import load_yaml, validate
@@ -427,6 +429,15 @@ def test_a_folder_alone_holds_out_whole_documents_by_their_text(tmp_path):
     assert parts(0)[2] == []
     with pytest.raises(ValueError, match=r"are empty or held out \(data\.validation_fraction\)"):
         choose_num_lanes((parts(1 - 1e-9)[0],))
+
+
+def test_without_held_out_text_the_key_that_applies_is_named(tmp_path):
+    files = [str(_parquet(tmp_path / "a.parquet"))]
+    (corpus,) = load_corpora(DataConfig(corpus="local", files=files, validation_fraction=0))
+    with pytest.raises(
+        ValueError, match=r"no held-out text: .* \(data\.validation_fraction with d"
+    ):
+        next(held_out_sequences(corpus, load_tokenizer("bytes"), 8))
 
 
 def _divided(path, fraction=0.01):

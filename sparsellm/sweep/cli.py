@@ -45,8 +45,10 @@ def _sweep(options: argparse.Namespace) -> None:
     from sparsellm.sweep.plan import bundled_sweeps, load_plan
 
     if options.sweep in (None, "list"):
-        for name, description in bundled_sweeps().items():
-            print(f"{name:16} {description}")
+        sweeps = bundled_sweeps()
+        width = max(map(len, sweeps))
+        for name, description in sweeps.items():
+            print(f"{name:{width}}  {description}")
         return
     plan = load_plan(options.sweep, options.overrides)
     chosen = plan.named(options.only)

@@ -65,7 +65,7 @@ def test_what_was_meant(refused, command, meant):
         (["recipe"], "list the bundled recipes"),
         (["data"], "write a corpus as shards"),
         (["bench"], "one FFN"),
-        (["sweep"], "quality          Validation loss"),
+        (["sweep"], "quality             Validation loss"),
     ],
 )
 def test_alone_a_command_lists_its_own(command, listed, capsys):

@@ -30,8 +30,18 @@ class Block(nn.Module):
 
 
 def main(path):
-    """Trains a tiny model on a file for a few seconds, each rank on its own blocks."""
+    """Joins the other ranks, and leaves them once DDP's model is gone.
+
+    If the model were the last owner of the process group, it would wait for gloo's threads while
+    holding Python's lock, for which one of them may be waiting.
+    """
     dist.init_process_group("gloo")
+    train(path)
+    dist.destroy_process_group()
+
+
+def train(path):
+    """Trains a tiny model on a file for a few seconds, each rank on its own blocks."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     embedding, head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
@@ -55,7 +65,6 @@ def main(path):
     if rank == 0:
         print(f"loss {loss:.2f}, {statistics.num_tokens} tokens per step")
         print(f"neurons active for a token, by layer: {statistics.nnz_mean}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import re
@@ -9,7 +10,9 @@ import shutil
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import ROOT
+from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from warm import ranks
 
@@ -47,6 +50,24 @@ def test_an_example_trains_towards_its_target(example, num_ranks, num_neurons, t
         assert logged[-1] < logged[0]
     if example == "accelerate_loop":
         assert list(out.glob("custom_checkpoint_0.*"))
+
+
+def test_ddps_model_is_gone_before_the_process_group(monkeypatch):
+    """Else a rank may wait for ever at its end; see the fixture `process_group`."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("ddp")
+    join, leave, left = dist.init_process_group, dist.destroy_process_group, []
+
+    def leave_without_model():
+        left.append(not any(isinstance(o, DistributedDataParallel) for o in gc.get_objects()))
+        gc.collect()
+        leave()
+
+    of_one_rank = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend: join(backend, **of_one_rank))
+    monkeypatch.setattr(dist, "destroy_process_group", leave_without_model)
+    example.main(ROOT / "README.md")
+    assert left == [True]
 
 
 def test_a_resumed_trainer_goes_on_with_the_controllers_state(tmp_path, monkeypatch):

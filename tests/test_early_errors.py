@@ -61,6 +61,10 @@ REFUSED = {
         "llama holds a model of other shapes (changed since the checkpoint: "
         "model.intermediate_size 384 → 96): train a recipe of the same shapes"
     ),
+    "train debug --set name=new --init-from runs/debug --set ffn.ramp_steps=5": (
+        "ffn.ramp_from: silu, but the model in runs/debug/checkpoints/step_00000002 has relu: set "
+        "ffn.ramp_steps=0"
+    ),
     "train debug --fresh --init-from runs/gone": "runs/gone is not a checkpoint",
     "train debug --set logging.wandb=online": "wandb has no API key: run `wandb login`",
     "train debug --set data.files=[text/bad.jsonl]": "bad.jsonl: line 1 is of type list",

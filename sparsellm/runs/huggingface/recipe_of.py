@@ -78,7 +78,7 @@ def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = F
 
     Raises:
         FileNotFoundError, ValueError: there are no such weights, the overrides give the model other
-            shapes than theirs, or see `load_recipe`.
+            shapes than theirs, a ramp begins with another activation, or see `load_recipe`.
     """
 
     def read(path: Path) -> tuple[Path, Recipe]:
@@ -104,7 +104,18 @@ def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = F
     recipe = load_recipe(name, overrides, instead)
     if path is not None and (fresh or checkpoint.latest(recipe.run_path / "checkpoints") is None):
         check_shapes(str(path), weights, recipe, _REMEDY)
+        _check_ramp(path, weights.ffn.activation, recipe)
     return recipe
+
+
+def _check_ramp(path: Path, activation: str, recipe: Recipe) -> None:
+    """A ramp from another activation than that of the weights would begin with another model."""
+    begin, end = recipe.ffn.ramp_from, recipe.ffn.activation
+    if recipe.ffn.ramp_steps and begin != activation:
+        remedy = "ffn.ramp_steps=0" if activation == end else f"ffn.ramp_from={activation}"
+        raise ValueError(
+            f"ffn.ramp_from: {begin}, but the model in {path} has {activation}: set {remedy}"
+        )
 
 
 def _newest_of_run(name: str, overrides: list[str]) -> Path | None:

@@ -25,6 +25,7 @@ import torch
 from sparsellm.bench.record import Measurement, hardware
 from sparsellm.bench.timing import Reading, counters
 from sparsellm.bench.train_figures import MIN_STEADY, Figures, figures, measurements
+from sparsellm.device import pick_device, refuse_sparse_without_gpu
 from sparsellm.processes.launched import launch_config, train_command, watch
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs.files import write_atomically
@@ -112,6 +113,8 @@ def check(options: argparse.Namespace) -> None:
             raise ValueError(f"--config {setting.config}: accelerate shards over CUDA devices only")
         recipe = recipe_of(options, setting)
         recipe.accumulation_steps(setting.gpus)
+        if recipe.ffn.kernels == "sparse":
+            refuse_sparse_without_gpu(f"--side {setting.side}", pick_device(None), "leave it out")
         if recipe.train.micro_batch_size == "auto":
             raise ValueError(
                 f"train.micro_batch_size of {recipe.name} is auto, which grows while a run is "
@@ -165,9 +168,9 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
                 readings[step] = Reading(step, energy, now[0].sm_mhz)
     tokens = recipe.train.global_batch_tokens
     counted = list(readings.values())
-    run_figures = figures(
-        records, counted, tokens, checks_steady_state=setting.side != DENSE, on_gpu=on_gpu
-    )
+    # Only the sparse kernels' throughput depends on the sparsity, and they need a GPU.
+    by_sparsity = on_gpu and recipe.ffn.kernels != "dense"
+    run_figures = figures(records, counted, tokens, checks_steady_state=by_sparsity, on_gpu=on_gpu)
     write_atomically(figures_path, json.dumps(run_figures._asdict()) + "\n")
     return run_figures
 

@@ -20,6 +20,7 @@ from sparsellm.bench import model_forward, train_runs
 from sparsellm.bench.timing import Reading
 from sparsellm.bench.train_figures import Figures, figures, measurements
 from sparsellm.bench.train_runs import DENSE, Setting, check, measure, recipe_of, settings
+from sparsellm.paths import REFERENCE_VARIABLE
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.checkpoint import Snapshot
 from sparsellm.runs.huggingface.find import find_checkpoint
@@ -171,6 +172,7 @@ def test_a_run_holds_the_gates_beside_muon_too(tmp_path):
         (["--gpus", "2", "--config", "ddp"], "--config ddp: no such file.*fsdp2, hsdp, single"),
         (["--gpus", "3"], "is not a multiple of 3 ranks"),
         (["--side", "ffn.kernel=auto"], "ffn.kernel"),
+        (["--side", "ffn.kernels=sparse"], "--side ffn.kernels=sparse needs a GPU.*: leave it out"),
         (
             ["--set", "train.micro_batch_size=auto"],
             "is auto, which grows .* give a size, such as --set train.micro_batch_size=8",
@@ -179,6 +181,7 @@ def test_a_run_holds_the_gates_beside_muon_too(tmp_path):
 )
 def test_what_cannot_be_is_refused_at_once(monkeypatch, words, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv(REFERENCE_VARIABLE, raising=False)
     with pytest.raises(ValueError, match=message):
         check(asked(*words))
 
@@ -220,6 +223,30 @@ def test_one_failure_leaves_the_others_their_figures(launches, capsys):
     assert output == f"failed: ddp8 × 2, {DENSE}: the launch failed: out of memory\n"
     with pytest.raises(ValueError, match=r"1 failed \(ddp8 × 2, ffn.kernels=dense\)"):
         next(measured)
+
+
+@pytest.mark.parametrize(
+    ("side", "on_gpu", "is_refused"),
+    [(AUTO, True, True), (AUTO, False, False), (f"{DENSE},runtime.precision=bf16", True, False)],
+)
+def test_sparsity_must_be_steady_only_where_kernels_depend_on_it(
+    monkeypatch, side, on_gpu, is_refused, capsys
+):
+    def watch(command, run_path):
+        yield [record(s, nnz=200.0 / s) for s in range(1, 9)]
+
+    monkeypatch.setattr(train_runs, "watch", watch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(train_runs, "counters", lambda gpu: None)
+    monkeypatch.setattr(train_runs, "hardware", lambda: "1× A")
+    measured = measure(asked("--side", side))
+    if is_refused:
+        with pytest.raises(ValueError, match="1 failed"):
+            list(measured)
+        assert "not in its steady state" in capsys.readouterr().out
+    else:
+        assert len(list(measured)) == 2
 
 
 def test_what_was_measured_is_kept_in_the_folder(tmp_path, launches):

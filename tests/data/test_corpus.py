@@ -199,6 +199,50 @@ def test_files_for_a_corpus_that_has_none_name_the_remedy(tmp_path):
         load_corpus("sample", files=files)
 
 
+def test_a_share_to_hold_out_is_refused_where_no_files_are_given(tmp_path):
+    _parquet(tmp_path / "a.parquet", [f"document {i} of some length" for i in range(40)])
+    path = tmp_path / "own.yaml"
+    path.write_text("source: files\nfiles: '${CORPUS_DIR}/a.parquet'\nvalidation_fraction: 0.2\n")
+    for corpus in ("sample", str(path), {str(path): 1.0}):
+        load_corpora(DataConfig(corpus=corpus, validation_fraction=0.01))  # the default
+        with pytest.raises(ValueError, match=r"data\.validation_fraction 0\.1 has no effect with"):
+            load_corpora(DataConfig(corpus=corpus, validation_fraction=0.1))
+    # Files' own share is that of the recipe.
+    files = [str(tmp_path / "a.parquet")]
+    data = DataConfig(corpus=str(path), files=files, validation_fraction=0.3)
+    [held_out] = load_corpora(data)[0].validation
+    assert held_out.part == (0.0, 0.3)
+
+
+@pytest.mark.parametrize("held_out", ["validation_fraction: 0.2", "validation_shards: 1"])
+@pytest.mark.parametrize("replaces_files", [False, True])
+def test_validation_files_replace_what_a_corpus_holds_out(tmp_path, held_out, replaces_files):
+    for name in ("a", "b", "held"):
+        _parquet(tmp_path / f"{name}.parquet", [f"{name} {i}" for i in range(40)])
+    path, train = tmp_path / "own.yaml", [str(tmp_path / f"{name}.parquet") for name in "ab"]
+    path.write_text(f"source: files\nfiles: {train}\n{held_out}\n")
+    given = {"validation_files": [str(tmp_path / "held.parquet")]}
+    given |= {"files": train} if replaces_files else {}
+    [corpus] = load_corpora(DataConfig(corpus=str(path), **given))
+    assert [shard.url for shard in corpus.validation] == given["validation_files"]
+    assert [shard.url for shard in corpus.train] == train
+    assert not any(shard.is_part for shard in (*corpus.train, *corpus.validation))
+
+
+def test_a_corpus_that_holds_out_in_two_ways_is_refused(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("source: files\nfiles: a\nvalidation_shards: 1\nvalidation_fraction: 0.1\n")
+    with pytest.raises(ValueError, match="validation_shards and validation_fraction each say what"):
+        load_corpus(str(path))
+
+
+def test_a_column_for_files_without_columns_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("some text " * 100)
+    data = DataConfig(corpus="local", files=[str(tmp_path / "a.txt")], text_field="body")
+    with pytest.raises(ValueError, match=r"data\.text_field is for Parquet and JSON Lines"):
+        load_corpora(data)
+
+
 def test_a_mixture_reads_the_standard_library_once(tmp_path):
     for name, groups in (("one", 4), ("two", 8)):
         text = f"source: stdlib\nnum_shards: {groups}\nvalidation_percent: {groups}\n"

@@ -4,14 +4,14 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from sparsellm.data.text.division import check_apart, hold_out
 from sparsellm.data.text.identity import fingerprint, witness
 from sparsellm.data.text.network import with_retries
-from sparsellm.data.text.shards import Shard, expand, stdlib_shards, to_shard
+from sparsellm.data.text.shards import HAVE_FIELDS, Shard, expand, stdlib_shards, to_shard
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe.sections import DataConfig
 from sparsellm.recipe.strict import Globs, StrictModel, load_yaml, validate
@@ -40,6 +40,9 @@ class Corpus:
     def witness(self) -> str | None:
         """Changes also on edits that leave the fingerprint unchanged; see identity.py."""
         return witness(self.train)
+
+
+HELD_OUT_KEYS = ("validation_files", "validation_shards", "validation_fraction")
 
 
 class HubCorpus(StrictModel):
@@ -76,6 +79,13 @@ class FilesCorpus(StrictModel):
     document_separator: str | None = Field(
         None, min_length=1, description="What stands between the documents of a .txt file"
     )
+
+    @model_validator(mode="after")
+    def _held_out_one_way(self) -> Self:
+        set_keys = [key for key in HELD_OUT_KEYS if getattr(self, key)]
+        if len(set_keys) > 1:
+            raise ValueError(f"{' and '.join(set_keys)} each say what is held out: keep one of them")
+        return self
 
 
 class StdlibCorpus(StrictModel):
@@ -141,12 +151,17 @@ def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
 def load_corpora(data: DataConfig) -> tuple[Corpus, ...]:
     """The corpora of a recipe's `data`, with their weights; a single one unless it is a mixture.
 
-    On a mixture `validation_fraction` has no effect: each corpus holds out what its YAML says.
-
     Raises:
-        FileNotFoundError, ValueError: as `load_corpus`.
+        FileNotFoundError, ValueError: as `load_corpus`, or a key of `data` would have no effect.
     """
     weights = data.corpus
+    usual = DataConfig.model_fields["validation_fraction"].default
+    if not data.files and data.validation_fraction != usual:
+        raise ValueError(
+            f"data.validation_fraction {data.validation_fraction:g} has no effect without "
+            "data.files, since a corpus holds out what its own YAML file says: set it there, and "
+            f"leave data.validation_fraction at {usual}"
+        )
     if isinstance(weights, str):
         path = corpus_path(weights)
         content = load_yaml(path)
@@ -196,8 +211,8 @@ def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead:
         validation_fraction: share of the documents of other ``files`` to hold out, unless there are
             validation files or shards.
         instead: what replaces the YAML's own ``files`` (its ``validation_files`` are then left
-            out), ``validation_files``, ``text_field`` and ``document_separator``; None replaces
-            nothing.
+            out), ``validation_files`` (in place of the documents or files that the YAML holds out),
+            ``text_field`` and ``document_separator``; None replaces nothing.
 
     Raises:
         FileNotFoundError: the corpus does not exist, or a glob matches nothing.
@@ -208,8 +223,11 @@ def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead:
     replacements = {key: value for key, value in instead.items() if value is not None}
     if "files" in replacements:
         content.pop("validation_files", None)  # they were held out of the files that are replaced
-        if "validation_files" not in replacements and not content.get("validation_shards"):
+        if not content.get("validation_shards"):
             content["validation_fraction"] = validation_fraction
+    if "validation_files" in replacements:
+        for key in HELD_OUT_KEYS:
+            content.pop(key, None)
     content |= replacements
     kind = content.get("source")
     if kind not in KINDS:
@@ -267,6 +285,11 @@ def _files(name: str, config: FilesCorpus, path: Path, replaced_keys: Set[str]) 
         raise ValueError(
             f"document_separator {separator!r} is for .txt files, and corpus {name} has none: in "
             "others each row is one document"
+        )
+    if "text_field" in replaced_keys and all(s.format not in HAVE_FIELDS for s in shards):
+        raise ValueError(
+            f"data.text_field is for Parquet and JSON Lines, and corpus {name} has none: set it to "
+            "null"
         )
     if config.validation_fraction:
         return Corpus(name, *hold_out(shards, config.validation_fraction))

@@ -34,6 +34,7 @@ FORMATS = {
 }
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}  # pyarrow's names
 COMPRESSIBLE = ("jsonl", "text")
+HAVE_FIELDS = ("parquet", "jsonl")  # of whose rows one column or key is the text
 _MOST_NAMED = 3  # files that are left out
 _MOST_MOVED = 1000  # characters by which the place to divide a text moves to white space
 # Folders of the standard library that are not read.

@@ -72,6 +72,11 @@ class Recipe(StrictModel):
                 "train.distillation compares logits, which runtime.loss: liger never has: set "
                 "runtime.loss to torch"
             )
+        if self.optimizer.decay_steps is not None and self.optimizer.schedule == "cosine":
+            raise ValueError(
+                "optimizer.decay_steps needs optimizer.schedule: wsd (cosine decays over all of "
+                "train.steps); set it to null"
+            )
         if self.architecture.gated != self.ffn.gated:
             gated = str(self.architecture.gated).lower()
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")

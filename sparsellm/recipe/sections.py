@@ -67,7 +67,10 @@ class ModelConfig(StrictModel):
         True, description="Whether input and output embeddings are one matrix"
     )
     vocab_multiple: PositiveInt = Field(
-        128, le=65_536, description="The vocabulary is padded to a multiple of this number of rows"
+        128,
+        le=65_536,
+        description="The vocabulary is padded to a multiple of this number of rows, unless "
+        "vocab_size is given",
     )
     vocab_size: PositiveInt | None = Field(
         None,
@@ -271,7 +274,8 @@ class DataConfig(StrictModel):
         lt=1,
         description="Share of the documents of `files` that is held out, chosen by a hash of their "
         "text. At least one document is held out, or only its end if it is over a tenth of the "
-        "text. Not used if `validation_files` are given",
+        "text. Not used if `validation_files` are given. Without `files`, corpora hold out what "
+        "their own YAML files say, and another value than 0.01 is refused",
     )
     text_field: str | None = Field(
         None,
@@ -371,7 +375,7 @@ class OptimizerConfig(StrictModel):
     decay_steps: PositiveInt | None = Field(
         None,
         description="Number of last steps in which wsd decays, after the warm-up; null is a tenth "
-        "of train.steps",
+        "of train.steps. Refused with cosine; constant does not decay",
     )
     learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
     gate_optimizer: Literal["adamw", "muon"] | None = Field(
@@ -391,7 +395,11 @@ class OptimizerConfig(StrictModel):
         "and a neuron's part grows at most tenfold before that",
     )
     min_lr_ratio: float = Field(
-        0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
+        0.0,
+        ge=0,
+        le=1,
+        description="Final learning rate of cosine and wsd, divided by the peak; constant stays at "
+        "the peak",
     )
     warmup_steps: NonNegativeInt = Field(600, description="Steps of linear warm-up")
     weight_decay: float = Field(

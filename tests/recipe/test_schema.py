@@ -289,6 +289,12 @@ def test_what_a_run_would_not_complete_is_refused(overrides, message):
     load_recipe("debug", [*fixed, f"{key}={int(value) - 1}"])
 
 
+def test_decay_steps_beside_a_cosine_are_refused():
+    with pytest.raises(ValueError, match=r"optimizer.decay_steps needs optimizer.schedule: wsd"):
+        load_recipe("debug", ["optimizer.decay_steps=10"])
+    load_recipe("debug", ["optimizer.decay_steps=10", "optimizer.schedule=wsd"])
+
+
 def test_lengths_that_have_no_effect_are_not_checked():
     load_recipe("debug", ["optimizer.schedule=constant", "optimizer.decay_steps=1000"])
     no_l1 = ["sparsity.l1_coefficient=0", "sparsity.target_nnz=null"]

@@ -84,7 +84,9 @@ class FilesCorpus(StrictModel):
     def _held_out_one_way(self) -> Self:
         set_keys = [key for key in HELD_OUT_KEYS if getattr(self, key)]
         if len(set_keys) > 1:
-            raise ValueError(f"{' and '.join(set_keys)} each say what is held out: keep one of them")
+            raise ValueError(
+                f"{' and '.join(set_keys)} each say what is held out: keep one of them"
+            )
         return self
 
 

@@ -6,20 +6,32 @@ Needs no PyTorch.
 import fnmatch
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.changes import check_shapes
-from sparsellm.recipe.strict import StrictModel, load_yaml, validate
+from sparsellm.recipe.strict import StrictModel, load_yaml, parse_yaml, section_of, validate
 from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+def _dotted(keys: dict[str, Any]) -> dict[str, Any]:
+    """Recipe keys with their values; a section's are named one by one, as ``section.key``."""
+    dotted: dict[str, Any] = {}
+    for key, value in keys.items():
+        is_section = isinstance(value, dict) and section_of(Recipe, key)
+        dotted |= {f"{key}.{leaf}": v for leaf, v in value.items()} if is_section else {key: value}
+    return dotted
+
+
+Settings = Annotated[dict[str, Any], AfterValidator(_dotted)]
 
 
 class Variant(StrictModel):
@@ -28,7 +40,7 @@ class Variant(StrictModel):
     name: str = Field(
         pattern=NAME, description="Name of the runs; the values of `each` are appended"
     )
-    set: dict[str, Any] = Field({}, description="Recipe keys, such as sparsity.l1_coefficient: 0")
+    set: Settings = Field({}, description="Recipe keys, such as sparsity.l1_coefficient: 0")
     each: dict[str, list[Any]] = Field({}, description="Recipe keys with several values each")
     seeds: list[NonNegativeInt] | None = Field(None, description="Replaces the sweep's seeds")
     init_from: str | None = Field(
@@ -44,7 +56,7 @@ class Sweep(StrictModel):
     name: str = Field(pattern=NAME, description="Folder of its runs, in the recipe's run_dir")
     description: str = Field("", description="One sentence that describes it")
     recipe: str = Field(description="Bundled recipe or YAML file, the base of every run")
-    set: dict[str, Any] = Field({}, description="Recipe keys for all runs")
+    set: Settings = Field({}, description="Recipe keys for all runs")
     seeds: list[NonNegativeInt] = Field([0], min_length=1, description="Seeds of each variant")
     runs: list[Variant] = Field(min_length=1, description="The settings that are compared")
 
@@ -121,9 +133,9 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
     sweep = validate(Sweep, load_yaml(path), path)
     # Two runs of one name would share a folder.
     named = {"name", "seed", *(key for variant in sweep.runs for key in variant.each)}
-    overridden = {override.partition("=")[0].strip() for override in overrides or []}
+    overridden = {key for override in overrides or [] for key in _keys_of(override)}
     for key in overridden:
-        if key in named:
+        if any(f"{key}.".startswith(f"{name}.") for name in named):
             raise ValueError(f"--set {key}: the runs of {path} are named by it; change it there")
     # The others may fit only together with what a run sets.
     base = load_recipe(sweep.recipe, [o for o in overrides or [] if o.startswith("logging")])
@@ -132,6 +144,12 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
     _check_together(path, runs)
     resumable = (replace(run, recipe=with_tokenizer_at_hand(run.recipe)) for run in runs)
     return SweepPlan(sweep.name, sweep.description, folder, tuple(resumable))
+
+
+def _keys_of(override: str) -> Iterable[str]:
+    """The keys that an override sets."""
+    key, _, text = override.partition("=")
+    return _dotted({key.strip(): parse_yaml(text, f"--set {override!r}")})
 
 
 def _planned(

@@ -85,6 +85,7 @@ def test_a_plan_is_every_setting_and_seed(sweep_file, tmp_path):
         ({"sets": {}}, "unknown key 'sets'; nearest valid key: 'set'"),
         ({"set": {"train.step": 3}}, "unknown key 'train.step'; nearest .*'train.steps'"),
         ({"set": {"seed": 3}}, "key 'seed' is the sweep's own"),
+        ({"set": {"logging": {"run_dir": "x"}}}, "key 'logging.run_dir' is the sweep's own"),
         ({"runs": [{"name": "a"}, {"name": "a"}]}, "two runs are called a-seed0"),
         (
             {"runs": [{"name": "a"}, {"name": "a", "seeds": [1], "set": {"train.steps": 3}}]},
@@ -108,10 +109,32 @@ def test_a_wrong_sweep_is_refused_before_anything_runs(sweep_file, change, messa
         load_plan(str(sweep_file(**change)))
 
 
-@pytest.mark.parametrize("key", ["seed", "name", "sparsity.l1_coefficient"])
-def test_what_the_names_of_the_runs_say_is_not_overridden(sweep_file, key):
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("seed=1", "seed"),
+        ("name=1", "name"),
+        ("sparsity.l1_coefficient=1", "sparsity.l1_coefficient"),
+        ("sparsity={reinit_rate: 0, l1_coefficient: 1}", "sparsity.l1_coefficient"),
+    ],
+)
+def test_what_the_names_of_the_runs_say_is_not_overridden(sweep_file, override, key):
     with pytest.raises(ValueError, match=f"--set {key}: the runs of .*tiny.yaml are named by it"):
-        load_plan(str(sweep_file()), [f"{key}=1"])
+        load_plan(str(sweep_file()), [override])
+
+
+def test_a_part_of_a_value_by_which_runs_are_named_is_not_overridden(sweep_file):
+    each = {"model.huggingface": [{"attention_bias": True}]}
+    path = sweep_file(runs=[{"name": "a", "each": each}])
+    with pytest.raises(ValueError, match=r"--set model\.huggingface\.attention_bias: the runs"):
+        load_plan(str(path), ["model.huggingface.attention_bias=false"])
+
+
+def test_a_section_that_is_set_whole_is_its_keys(sweep_file):
+    runs = [{"name": "a", "set": {"sparsity": {"l1_coefficient": 0.5, "l1_zero_steps": 1}}}]
+    (run,) = load_plan(str(sweep_file(runs=runs)), ["sparsity={l1_coefficient: 0.25}"]).runs
+    assert run.changes == ("sparsity.l1_zero_steps=1",)  # as --list shows them
+    assert run.recipe.sparsity.l1_coefficient == 0.25
 
 
 def test_an_override_need_not_fit_the_recipe_without_the_sweep(sweep_file, capsys):

@@ -174,7 +174,7 @@ def estimate_memory(
     parameters, optimizer = counted.total, 8 * counted.total
     if recipe.optimizer.name == "muon":  # one moment of its matrices
         muon = counted.attention + counted.ffn
-        if recipe.sparsity.l1_coefficient:  # but gates are AdamW's
+        if recipe.gates_by_adamw:
             muon -= m.num_hidden_layers * m.hidden_size * m.intermediate_size
         optimizer -= 4 * muon
     rounds = recipe.accumulation_steps(num_gpus or num_shards)

@@ -122,6 +122,16 @@ def test_memory_of_replicated_shards_is_that_of_one_group_of_them():
     assert "memory per GPU, HSDP 8 × 8   68.1 GiB" in summary(recipe, 64)
 
 
+@pytest.mark.parametrize("l1", ["4e-3", "0"])
+@pytest.mark.parametrize(("optimizer", "by_adamw"), [("null", True), ("adamw", True), ("muon", 0)])
+def test_memory_of_gates_is_that_of_the_optimizer_that_updates_them(l1, optimizer, by_adamw):
+    overrides = [f"sparsity.l1_coefficient={l1}", f"optimizer.gate_optimizer={optimizer}"]
+    recipe = load_recipe("debug", ["optimizer.name=muon", *overrides])
+    counted, gates = count_parameters(recipe), 4 * 128 * 352
+    of_adamw = counted.embedding + counted.vectors + (gates if by_adamw else 0)
+    assert estimate_memory(recipe).optimizer == 4 * (counted.total + of_adamw)
+
+
 def test_memory_of_a_micro_batch_that_grows_is_shown_per_sequence():
     chosen = estimate_memory(load_recipe("2b", ["train.micro_batch_size=4"])).total / 2**30
     shown = summary(load_recipe("2b"), 8)

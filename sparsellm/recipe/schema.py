@@ -32,7 +32,7 @@ class Recipe(StrictModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run")
     description: str = Field("", description="What the recipe trains, in one sentence for people")
     seed: NonNegativeInt = Field(
-        0, le=2**64 - 1, description="Seed of weights, data order and re-initialisation"
+        0, le=2**64 - 1, description="Seed of weights, data order, dropout and re-initialisation"
     )
     model: sections.ModelConfig
     ffn: sections.FFNConfig = sections.FFNConfig()

@@ -20,6 +20,9 @@ from sparsellm.runs.telemetry.metrics import METRICS
 from sparsellm.runs.telemetry.metrics_log import MetricsLog
 from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import loop as train_module
+from sparsellm.training.resume.run_state import first_state
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.step import forward
 
 # What a record says of the machine, not of the training.
 TIMINGS = {"tokens_per_second", "seconds", "train_seconds", "compile_seconds", "memory_gib"}
@@ -193,6 +196,26 @@ def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides, cli_here):
 def test_dropout_in_attention_resumes_to_the_same_bits(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "model.huggingface={attention_dropout: 0.2}"]
     _assert_same(*_whole_and_resumed(cli_here, overrides, "step_00000004"))
+
+
+def test_dropout_follows_from_the_seed_and_the_rank(tiny, monkeypatch):
+    """Not from what the process has drawn before, such as for another run of a sweep."""
+
+    def first_loss(rank=0, seed=0):
+        run = build_run(tiny("model.huggingface={attention_dropout: 0.5}", f"seed={seed}"))
+        with monkeypatch.context() as patch:
+            patch.setattr(type(run.accelerator), "process_index", rank)
+            first_state(run, None, None)
+        try:
+            return forward(run, torch.arange(66).view(2, 33)).cross_entropy_sum.item()
+        finally:
+            close_run(run)
+
+    once = first_loss()
+    torch.rand(3)
+    assert first_loss() == once
+    assert first_loss(rank=1) != once
+    assert first_loss(seed=2**64 - 1) != once
 
 
 @pytest.mark.slow

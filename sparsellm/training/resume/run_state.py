@@ -72,6 +72,8 @@ def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> N
     """Restores or initialises the run, without changing its folder."""
     say = run.accelerator.print
     run.activity.begin("loading", run.step)
+    # Dropout draws from this state: other numbers on each rank, whatever the process drew before.
+    torch.manual_seed((run.recipe.seed * 1_000_003 + run.accelerator.process_index) % 2**63)
     with together(run.accelerator.device):
         if run.accelerator.is_main_process:
             weights_source, name = resume_from or init_from, run.recipe.data.tokenizer

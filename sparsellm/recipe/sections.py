@@ -112,6 +112,11 @@ class ModelConfig(StrictModel):
                 "model.huggingface.layer_types has sliding_attention, which needs "
                 "model.huggingface.sliding_window and model.huggingface.use_sliding_window: true"
             )
+        if is_used and not window:
+            raise ValueError(
+                "model.huggingface.use_sliding_window: true needs "
+                "model.huggingface.sliding_window, whose default depends on the family"
+            )
         if "rope_theta" in self.huggingface.get("rope_parameters", {}):
             raise ValueError(
                 "model.huggingface.rope_parameters.rope_theta must be given as model.rope_theta"

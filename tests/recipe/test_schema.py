@@ -247,6 +247,10 @@ def test_a_section_states_what_differs_as_in_a_file():
             "model.huggingface={layer_types: [sliding_attention], sliding_window: 256}",
             r"layer_types has sliding_attention, which needs .*use_sliding_window: true",
         ),
+        (
+            "model.huggingface.use_sliding_window=true",
+            r"use_sliding_window: true needs model\.huggingface\.sliding_window",
+        ),
         ("model.huggingface.attention_dropout=1", r"attention_dropout': .*less than 1"),
         ("model.huggingface.mlp_bias=true", r"unknown key 'model\.huggingface\.mlp_bias'"),
         (

@@ -31,7 +31,14 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.telemetry.records import read_metrics
 
-TIMES = {"tokens_per_second", "seconds", "train_seconds", "compile_seconds", "memory_gib"}
+TIMES = {
+    "tokens_per_second",
+    "step_ms",
+    "seconds",
+    "train_seconds",
+    "compile_seconds",
+    "memory_gib",
+}
 TIMES |= {"mfu", "mfu_dense"}
 VERSIONS = {"sparsellm", "torch"}
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from sparsellm.recipe import Recipe
 from sparsellm.report.collect import Activity, Records, RunData
 from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS, LayerMetric
 from sparsellm.runs.telemetry.records import nnz_bucket_edges, position_bucket_starts
@@ -74,7 +75,7 @@ def _predicted(run: RunData) -> dict[str, Line]:
     for record in run.train:
         sequences = int(record.get("micro_batch_size") or recipe.train.micro_batch_size)
         at_once = sequences * recipe.model.context_length * ranks
-        rounds = recipe.train.global_batch_tokens / at_once
+        rounds = _tokens_a_step(record, recipe) / at_once
         dense.append((record["tokens"], rounds * costs.dense * recipe.model.num_hidden_layers))
         if "kernels" in record:
             neurons_L = record["kernels"]["union_mean"]
@@ -84,6 +85,14 @@ def _predicted(run: RunData) -> dict[str, Line]:
             ms = [costs.sparse(n) if sparse else costs.dense for n, sparse in layers]
             chosen.append((record["tokens"], rounds * sum(ms)))
     return {"predicted_ffn_ms": _line(chosen), "predicted_dense_ms": _line(dense)}
+
+
+def _tokens_a_step(record: dict[str, Any], recipe: Recipe) -> float:
+    """The recipe's, unless the run resumed with another number after this record."""
+    throughput, step_ms = record.get("tokens_per_second"), record.get("step_ms")
+    if throughput is None or step_ms is None:
+        return recipe.train.global_batch_tokens
+    return throughput * step_ms / 1e3  # type: ignore[no-any-return]
 
 
 def _line(points: Sequence[tuple[int | None, float | None]]) -> Line:

@@ -51,13 +51,14 @@ class Meter:
         nnz_L, sparse_L = reading.sparsity.nnz_mean, reading.kernels.sparse
         executed = executed_flops_per_token(run.recipe, nnz_L, sparse_L)
         now, compiled = time.perf_counter(), compile_seconds()
-        tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
-        throughput = tokens / (now - self._since)
+        step_seconds = (now - self._since) / (run.step - self._step)
+        throughput = run.recipe.train.global_batch_tokens / step_seconds
         # Compilation is no time of training.
         self._train_seconds += now - self._since - (compiled - self._compiled)
         self._since, self._compiled, self._step = now, compiled, run.step
         speed = {
             "tokens_per_second": throughput,
+            "step_ms": 1e3 * step_seconds,
             "mfu": throughput * executed / self._peak if self._peak else None,
             "mfu_dense": throughput * self._flops / self._peak if self._peak else None,
             "memory_gib": _peak_memory_gib(run.accelerator.device),

@@ -53,6 +53,7 @@ def record(recipe, step, **changes):
         "learning_rate": 1e-3,
         "grad_norm": 1.5,
         "tokens_per_second": 12_345.0,
+        "step_ms": 1e3 * recipe.train.global_batch_tokens / 12_345,
         "mfu": None,
         "mfu_dense": None,
         "memory_gib": 1.25,
@@ -634,6 +635,19 @@ def test_predicted_times_come_from_the_costs_and_the_unions(tiny):
     assert lines["predicted_ffn_ms"]["y"] == [pytest.approx(4 * (3.0 + 1.0 + 0.21))] * 2
     assert lines["predicted_dense_ms"]["y"] == [24.0] * 2
     assert lines["step_ms"]["y"] == [pytest.approx(1e3 * 256 / 12_345, rel=1e-4)] * 2
+
+
+def test_times_of_steps_stay_where_a_run_resumes_with_other_batches(tiny):
+    before, after = tiny("train.global_batch_tokens=128"), tiny()
+    run_path = write_run(after, [record(before, 1), record(after, 2)])
+    costs = {"dense": 3.0, "fixed": 1.0, "per_neuron": 0.01}
+    kernels = {"device": "NVIDIA H200", "costs": costs, "paths": ["dense", "dense"]}
+    saver.save(run_path / "checkpoints", _snapshot({}, {"step": 2, "kernels": kernels}), keep=1)
+    [run] = read_runs([run_path])
+    lines = run_series(run)["lines"]
+    ms = [1e3 * tokens / 12_345 for tokens in (128, 256)]
+    assert lines["step_ms"]["y"] == pytest.approx(ms, rel=1e-4)
+    assert lines["predicted_dense_ms"]["y"] == [12.0, 24.0]
 
 
 def test_coefficients_by_layer_are_drawn_where_they_differ(tiny):

@@ -25,7 +25,14 @@ from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import forward
 
 # What a record says of the machine, not of the training.
-TIMINGS = {"tokens_per_second", "seconds", "train_seconds", "compile_seconds", "memory_gib"}
+TIMINGS = {
+    "tokens_per_second",
+    "step_ms",
+    "seconds",
+    "train_seconds",
+    "compile_seconds",
+    "memory_gib",
+}
 
 
 def _program(overrides):

@@ -142,6 +142,8 @@ def test_utilisation_is_of_the_bf16_peak_and_unknown_in_fp32(tiny, monkeypatch, 
         close_run(run)
     assert record.l1_by_layer == totals.l1_by_layer
     values = record.values
+    seconds = values["step_ms"] / 1e3
+    assert values["tokens_per_second"] == pytest.approx(256 / seconds)
     if precision == "fp32":
         assert (values["mfu"], values["mfu_dense"]) == (None, None)
     else:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import process_env
+from warm import started
 
 from data.loaders import token_loader
 from sparsellm.data.first_look import check_text
@@ -337,7 +338,7 @@ def test_text_is_checked_without_torch(tmp_path):
 
 
 PARENT = """
-import multiprocessing, signal, sys, threading, time
+import multiprocessing, os, signal, threading
 from sparsellm.data.text.corpus import load_corpus
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.tokenizer import load_tokenizer
@@ -346,6 +347,8 @@ def start():
     next(loader), next(loader)  # one of each worker: both are ready
 
 if __name__ == "__main__":
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, lambda number, frame: None)
     loader = TokenLoader((load_corpus("sample"),), load_tokenizer("bytes"), context_length=64,
@@ -354,7 +357,7 @@ if __name__ == "__main__":
     thread.start()
     thread.join()
     print(*(p.pid for p in multiprocessing.active_children()), flush=True)
-    sys.stdin.readline()
+    signal.sigwait({signal.SIGUSR2})
     raise RuntimeError("with the loader open")
 """
 
@@ -364,25 +367,20 @@ def parent(tmp_path):
     """A process with a loader, in a process group of its own; its workers and their server."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, str(script)]
-    with subprocess.Popen(
-        command, text=True, env=process_env(), start_new_session=True, **pipes
-    ) as process:
-        workers = [int(pid) for pid in process.stdout.readline().split()]
+    with started(str(script)) as (process, printed):
+        workers = [int(pid) for pid in next(printed).split()]
         assert len(workers) == 2
-        yield process, [*workers, int(_stat(workers[0])[1])]
-        process.kill()
+        yield process, printed, [*workers, int(_stat(workers[0])[1])]
 
 
 @pytest.mark.slow
 def test_workers_and_their_server_outlive_a_group_signal_and_die_with_a_killed_parent(parent):
-    process, serving = parent
+    process, _, serving = parent
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         os.killpg(process.pid, number)
     time.sleep(0.5)
     assert all(_alive(pid) for pid in serving)
-    process.kill()
+    process.send_signal(signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 10
     while any(_alive(pid) for pid in serving) and time.monotonic() < deadline:
@@ -392,10 +390,10 @@ def test_workers_and_their_server_outlive_a_group_signal_and_die_with_a_killed_p
 
 @pytest.mark.slow
 def test_an_error_ends_the_process_though_the_loader_is_open(parent):
-    process, _ = parent
-    _, errors = process.communicate("\n", timeout=20)
-    assert errors.splitlines()[-1] == "RuntimeError: with the loader open"
-    assert process.returncode == 1
+    process, printed, _ = parent
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(20) == 1
+    assert list(printed)[-1] == "RuntimeError: with the loader open\n"
 
 
 def _alive(pid):

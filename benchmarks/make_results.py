@@ -335,6 +335,20 @@ def _muon(lines: Sequence[Line]) -> str:
     return markdown_table(["GPUs", "Layout", "AdamW, ms", "Muon, ms"], rows)
 
 
+def _micro_batches(lines: Sequence[Line]) -> str:
+    rows = []
+    for size in (16, 8, 4):
+        case: dict[str, Any] = {"recipe": "2b", "precision": "fp8", "optimizer": "muon"}
+        case["micro_batch_size"] = size
+        one, two = (
+            find(lines, "micro_batches", "tokens_per_ms", gpus=gpus, **case)["value"]
+            for gpus in (1, 2)
+        )
+        rows.append([str(size), f"{one:.1f}", f"{two:.1f}", f"{two / one:.0%}"])
+    head = ["Sequences per micro-batch", "Tokens per ms, one H200"]
+    return markdown_table([*head, "Per GPU, two H200 under FSDP2", "Ratio"], rows)
+
+
 def _generation(lines: Sequence[Line]) -> str:
     rows = []
     # transformers' static cache was not as short as the prompt of these cases allows: not recorded.
@@ -513,6 +527,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "trainings": _trainings,
     "paper": _paper,
     "hours": _hours,
+    "micro-batches": _micro_batches,
     "muon": _muon,
     "arena": _arena,
     "generation": _generation,

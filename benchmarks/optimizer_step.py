@@ -30,14 +30,14 @@ QUIET = ["validation.every_steps=0", "train.micro_batch_size=1", "ffn.kernels=de
 WARM_STEPS = 3  # allocate the optimizer's state and compile its kernels
 
 
-def main(words: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Prints the figures of the first rank, and records them with ``--record``."""
     parser = argparse.ArgumentParser(description="Times one step of the optimizer.")
     parser.add_argument("--recipe", required=True, help="a bundled recipe or a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=20, help="timed steps")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     overrides = [*QUIET, *options.set, *NO_GATE_RATE, "optimizer.normalize_neurons=false"]
     run = build_run(load_recipe(options.recipe, overrides))
     case = {
@@ -46,7 +46,8 @@ def main(words: list[str] | None = None) -> None:
         "config": layout(run),
         "precision": run.recipe.runtime.precision,
     }
-    context = {"command": _command(run, options)}
+    words = ["--recipe", options.recipe, "--steps", str(options.steps), *repeated(options.set)]
+    context = {"command": command(run, "optimizer_step", words)}
     measurements: list[Measurement] = []
     for name, normalize in (("adamw", False), ("muon", False), ("muon", True)):
         settings = [f"optimizer.name={name}", f"optimizer.normalize_neurons={normalize}"]
@@ -67,17 +68,20 @@ def main(words: list[str] | None = None) -> None:
     close_run(run)
 
 
-def _command(run: Run, options: argparse.Namespace) -> str:
-    """With which it is measured again, ``--record`` left out."""
+def command(run: Run, script: str, words: list[str]) -> str:
+    """With which a script of this folder measures again, as the run was launched."""
     launch = ["python"]
     if (ranks := run.accelerator.num_processes) > 1:
         launch = ["accelerate", "launch", "--config_file", f"launch/{layout(run)}.yaml"]
         launch += ["--num_processes", str(ranks)]
         if (sizes := run.accelerator.parallelism_config) is not None:
             launch += one_node(sizes.dp_replicate_size, sizes.dp_shard_size)
-    overrides = [word for override in options.set for word in ("--set", override)]
-    words = ["--recipe", options.recipe, "--steps", str(options.steps), *overrides]
-    return shlex.join([*launch, "benchmarks/optimizer_step.py", *words])
+    return shlex.join([*launch, f"benchmarks/{script}.py", *words])
+
+
+def repeated(overrides: list[str]) -> list[str]:
+    """Overrides as words of a command."""
+    return [word for override in overrides for word in ("--set", override)]
 
 
 def layout(run: Run) -> str:

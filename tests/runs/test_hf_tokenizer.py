@@ -27,6 +27,7 @@ class Pair:
 
     def __init__(self, name, folder):
         write_tokenizer(name, folder, context_length=1024)
+        self.name = name
         self.ours = load_tokenizer(name)
         self.theirs = AutoTokenizer.from_pretrained(folder)
 
@@ -59,7 +60,7 @@ def test_real_text(pair, test_data):
 
 
 def test_code_points_of_all_planes(pair):
-    """Each in the company that decides splits; every one outside the uniform blocks."""
+    """Each in the company that decides splits; of GPT-2 every one outside the uniform blocks."""
     uniform = [
         *range(0x3400, 0x9FF0, 31),  # Han
         *range(0xAC00, 0xD7A4, 31),  # Hangul's syllables
@@ -71,7 +72,8 @@ def test_code_points_of_all_planes(pair):
     ]
     varied = [*range(0x3400), *range(0x9FF0, 0xAC00), *range(0xD7A4, 0xD800)]
     varied += [*range(0xF900, 0x17000), *range(0x187F8, 0x20000), *range(0xE0000, 0xE0200)]
-    texts = (f"a{c}1 {c}{c}  {c} b\n{c}!" for c in map(chr, varied + uniform))
+    points = (varied + uniform)[:: 1 if pair.name == "gpt2" else 16]  # bytes are never split
+    texts = (f"a{c}1 {c}{c}  {c} b\n{c}!" for c in map(chr, points))
     while chunk := "".join(itertools.islice(texts, 4096)):
         pair.check(chunk)
 

@@ -488,6 +488,22 @@ def test_a_run_that_has_ended_early_is_left_out_of_the_means_of_its_seeds(tiny, 
     assert [run.label for run in read_sweep(tmp_path).runs][1] == "dense-relu-seed1"
 
 
+def test_groups_that_began_elsewhere_or_read_more_are_named_under_the_table(tiny, tmp_path):
+    _write_sweep(tmp_path, tiny)
+    assert "Began" not in (text := write_sweep_report(tmp_path)[1].read_text())
+    assert "Tokens trained on" not in text
+    origin = {"name": "dense-relu-seed0", "step": 4, "tokens": 1024}
+    session = {"kind": "session", "step": 0, "id": "A", "init_from": origin}
+    metrics = tmp_path / "l1" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = [session, *(line | {"tokens": 2 * line["tokens"]} for line in lines)]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page, table, *_ = write_sweep_report(tmp_path)
+    for file in (page, table):
+        assert "Began with the weights of another run: l1 (dense-relu-seed0)." in file.read_text()
+        assert "Tokens trained on: 1,024 (dense-relu), 2,048 (l1)." in file.read_text()
+
+
 def test_of_two_dense_groups_none_is_the_baseline(tiny, tmp_path):
     _write_sweep(tmp_path, tiny, more=[("dense-relu-wide", 0.0, 4.0)])
     table = write_sweep_report(tmp_path)[1].read_text()

@@ -192,9 +192,9 @@ def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_he
 def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides, cli_here):
     """… though a resumed run reserves for the worst case, where the other's patterns overflow."""
     overrides = [*tiny_overrides, "ffn.kernels=sparse", "model.intermediate_size=2048"]
-    overrides += ["sparsity.l1_coefficient=0.02", "optimizer.min_lr_ratio=1", "train.steps=44"]
-    overrides += ["checkpoint.every_steps=22", "validation.every_steps=22"]
-    outcomes = _whole_and_resumed(cli_here, overrides, "step_00000044")
+    overrides += ["sparsity.l1_coefficient=0.02", "optimizer.min_lr_ratio=1", "train.steps=38"]
+    overrides += ["checkpoint.every_steps=32", "validation.every_steps=32"]
+    outcomes = _whole_and_resumed(cli_here, overrides, "step_00000038")
     for record in (*outcomes[0][0], *outcomes[1][0]):
         record.get("kernels", {}).pop("overflows", None)
     _assert_same(*outcomes)

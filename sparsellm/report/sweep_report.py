@@ -167,6 +167,12 @@ def _caveats(sweep: SweepData) -> list[str]:
     newest = [run.evaluations[-1] for run in sweep.runs if run.evaluations]
     left_out = [run for g in sweep.groups for run in g.left_out]
     partial = [run for g in sweep.groups for run in g.runs if not run.is_whole]
+    early = [  # the last validation may have failed
+        f"{run.label} (step {run.validation[-1]['step']:,} of {run.train[-1]['step']:,})"
+        for g in sweep.groups
+        for run in g.runs
+        if run.validation and run.validation[-1]["step"] < run.train[-1]["step"]
+    ]
     return [
         *([f"Not trained to the end: {_how_far(partial)}."] if partial else []),
         *(
@@ -174,6 +180,7 @@ def _caveats(sweep: SweepData) -> list[str]:
             if left_out
             else []
         ),
+        *([f"Validated before the last step: {', '.join(early)}."] if early else []),
         *_unlike(sweep),
         *(f"Scores: {caveat}." for caveat in sorted({e.caveat for e in newest} - {""})),
     ]

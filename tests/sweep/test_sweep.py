@@ -488,6 +488,18 @@ def test_a_run_that_has_ended_early_is_left_out_of_the_means_of_its_seeds(tiny, 
     assert [run.label for run in read_sweep(tmp_path).runs][1] == "dense-relu-seed1"
 
 
+def test_a_loss_of_an_earlier_step_is_named_under_the_table(tiny, tmp_path):
+    _write_sweep(tmp_path, tiny)
+    assert "Validated before" not in write_sweep_report(tmp_path)[1].read_text()
+    metrics = tmp_path / "l1" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    changed = [line | ({"step": 2} if line["kind"] == "validation" else {}) for line in lines]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    text = write_sweep_report(tmp_path)[1].read_text()
+    assert "Validated before the last step: l1 (step 2 of 4)." in text
+    assert "Not trained to the end" not in text
+
+
 def test_groups_that_began_elsewhere_or_read_more_are_named_under_the_table(tiny, tmp_path):
     _write_sweep(tmp_path, tiny)
     assert "Began" not in (text := write_sweep_report(tmp_path)[1].read_text())

@@ -189,13 +189,13 @@ def _caveats(sweep: SweepData) -> list[str]:
 def _unlike(sweep: SweepData) -> list[str]:
     """What makes the losses of groups hard to compare: where they began, and how much they read."""
     origins = {g.group: _origin(g.runs[0]) for g in sweep.groups}
-    with_origins = [f"{group} ({origin})" for group, origin in origins.items() if origin]
+    elsewhere = [f"{group} ({origin})" for group, origin in origins.items() if origin]
     by_tokens: dict[int, list[str]] = {}
     for g in sweep.groups:
         by_tokens.setdefault(max(g.tokens), []).append(g.group)
     tokens = [f"{count:,} ({', '.join(groups)})" for count, groups in sorted(by_tokens.items())]
     return [
-        *([f"Began with the weights of another run: {', '.join(with_origins)}."] if with_origins else []),
+        *([f"Began with the weights of another run: {', '.join(elsewhere)}."] if elsewhere else []),
         *([f"Tokens trained on: {', '.join(tokens)}."] if len(tokens) > 1 else []),
     ]
 

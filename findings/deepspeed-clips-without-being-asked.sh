@@ -8,7 +8,7 @@
 # Hurts: comparisons with the same loop without DeepSpeed, and losses that are sums or not scaled to 1: with SGD, every step
 #   has the same length; with Adam, large gradients early in training and rare batches count for less. Loops that clip by
 #   themselves, to a larger norm, are clipped again.
-# Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
+# Packages: needs a C++ compiler; torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

@@ -273,6 +273,7 @@ def test_generation_with_cache_equals_without(tiny):
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
 def test_weights_begin_as_those_of_stock_transformers(tiny, overrides):
     model = build_model(tiny(*overrides), eos_token_id=256)
+    torch.manual_seed(0)
     stock = type(model)(model.config)
     expected = {**stock.state_dict(), **dict(stock.named_buffers())}
     tensors = {**model.state_dict(), **dict(model.named_buffers())}

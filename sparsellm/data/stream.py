@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsellm.data.text.blocks import MOST_DOCUMENTS, BlockCache, Rows
+from sparsellm.data.text.blocks import MOST_DOCUMENTS, BlockCache, Rows, texts_in_order
 from sparsellm.data.text.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
@@ -78,15 +78,17 @@ def documents(config: LaneConfig, blocks: BlockCache, cursor: Cursor) -> Iterato
         ValueError: the corpus holds no document.
     """
     epoch, start, empty = cursor.epoch, cursor, 0
-    # An epoch of a small corpus may hold nothing for this lane, but not that many in a row do.
-    while empty < 4 * config.num_lanes:
+    while True:
         empty += 1
         for document in _epoch(config, blocks, epoch, start):
             empty = 0
             yield document
+        # Epochs in which few shards have text often hold nothing for this lane.
+        if empty == 4 * config.num_lanes and next(texts_in_order(config.shards), None) is None:
+            where = name_some(config.shards)
+            raise ValueError(f"no document with text in {where}: all of them are empty")
         epoch += 1
         start = Cursor(epoch=epoch)
-    raise ValueError(f"no document with text in {name_some(config.shards)}: all of them are empty")
 
 
 def _epoch(config: LaneConfig, blocks: BlockCache, epoch: int, start: Cursor) -> Iterator[Document]:

@@ -166,6 +166,14 @@ def test_a_lane_with_nothing_in_an_epoch_continues_to_the_next(tmp_path):
     assert sorted(starts) == [0, 1, 2]  # every epoch has the document once
 
 
+def test_a_lane_waits_for_the_one_shard_with_text(tmp_path):
+    shards = _write(tmp_path, [3 if shard == 7 else 0 for shard in range(24)], 1, "jsonl")
+    expected = {_text(7, row) for row in range(3)}
+    for seed in range(60):  # of 6 lanes with 4 of 24 shards each, one may wait for 30 epochs
+        lane = documents(LaneConfig(shards, 0, 6, seed), BlockCache(), Cursor())
+        assert {document.content for document in islice(lane, 3)} == expected
+
+
 def test_a_corpus_without_documents_says_so(tmp_path):
     shards = _write(tmp_path, [0, 0], row_group_size=1)
     with pytest.raises(ValueError, match=r"no document with text in 2 files.*000\.parquet"):

@@ -72,6 +72,11 @@ INFERENCE = {
 }
 
 
+def fp8_options(target: str) -> tuple[bool, ...]:
+    """Whether kernels are compiled for FP8: without, and with it where the target has it."""
+    return (False,) if target in WITHOUT_FP8 else (False, True)
+
+
 def architectures_of(target: str) -> list[GPUArchitecture]:
     """Whose kernels a GPU can run, the best first."""
     digits = target.partition("_")[2].rstrip("a")
@@ -159,7 +164,7 @@ def test_every_target_that_a_compiler_knows_is_compiled(version):
 @pytest.mark.parametrize(("version", "target", "element"), COMPILATIONS, ids=str)
 def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, element):
     for architecture in architectures_of(target):
-        for fp8 in (False, True) if target not in WITHOUT_FP8 else (False,):
+        for fp8 in fp8_options(target):
             kernels = compiled(version, target, element, architecture=architecture, fp8=fp8)
             _check_usage(kernels, version, target)
 
@@ -176,7 +181,7 @@ def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, el
 )
 def test_kernels_of_every_activation_compile(compiled, activation, target, element):
     for architecture in architectures_of(target):
-        for fp8 in (False, True) if target not in WITHOUT_FP8 else (False,):
+        for fp8 in fp8_options(target):
             kernels = compiled(NEWEST, target, element, activation, architecture, fp8=fp8)
             _check_usage(kernels, NEWEST, target)
 

@@ -650,6 +650,14 @@ def test_times_of_steps_stay_where_a_run_resumes_with_other_batches(tiny):
     assert lines["predicted_dense_ms"]["y"] == [12.0, 24.0]
 
 
+def test_times_of_steps_that_were_not_recorded_follow_from_the_throughput(tiny):
+    recipe = tiny()
+    old = {key: value for key, value in record(recipe, 1).items() if key != "step_ms"}
+    [run] = read_runs([write_run(recipe, [old])])
+    ms = run_series(run)["lines"]["step_ms"]["y"]
+    assert ms == [pytest.approx(1e3 * 256 / 12_345, rel=1e-4)]
+
+
 def test_coefficients_by_layer_are_drawn_where_they_differ(tiny):
     recipe = tiny()
     [run] = read_runs([write_run(recipe, [record(recipe, 1)])])

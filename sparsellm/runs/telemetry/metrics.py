@@ -173,7 +173,10 @@ METRICS = [
     Metric("mfu", "FLOPs executed, over the bf16 peak",
            "fraction of the GPUs' bf16 peak, also with FP8", "speed", "mfu {:5.1%}",
            from_zero=True),
-    Metric("step_ms", "Time of a step", "ms", "kernels", from_zero=True),
+    Metric("step_ms", "Time of a step", "ms", "kernels", from_zero=True,
+           of=lambda line, r: (  # older lines lack it
+               line.get("step_ms")
+               or 1e3 * r.train.global_batch_tokens / line["tokens_per_second"])),
     Metric("mfu_dense", "FLOPs of the dense model, over the bf16 peak",
            "fraction of the GPUs' bf16 peak, as if every neuron were computed"),
     Metric("memory_gib", "Peak memory of rank 0", "GiB", "speed", "mem {:.1f} GiB", from_zero=True),

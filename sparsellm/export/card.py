@@ -134,11 +134,15 @@ print(pipeline("text-generation", "THIS_FOLDER")("Once upon a time", max_new_tok
 
 
 def _dropped(report: DropReport) -> str:
+    text, earlier = report.text(), report.earlier
+    while earlier:
+        text, earlier = f"{earlier.text()}\n\nThen, from that model:\n\n{text}", earlier.earlier
     return f"""## Dead neurons left out
 
-{report.text()}
+{text}
 
-Figures of training and scores below are the whole model's. In numbers: `{DROP_DEAD_FILE}`."""
+Figures of the training run below, its scores too, are the whole model's. In numbers:
+`{DROP_DEAD_FILE}`."""
 
 
 def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:

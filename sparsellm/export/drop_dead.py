@@ -44,7 +44,7 @@ class DropDead:
 
 
 def drop_dead_neurons(
-    pretrained: Pretrained, dtype: str, options: DropDead
+    pretrained: Pretrained, dtype: str, options: DropDead, earlier: DropReport | None = None
 ) -> tuple[Pretrained, DropReport]:
     """The model without its dead neurons, and a recipe of the new width.
 
@@ -55,6 +55,7 @@ def drop_dead_neurons(
         pretrained: in the type that is exported, on the device that measures.
         dtype: that type's name in recipes, ``bf16`` or ``fp32``.
         options: which text, how much of it.
+        earlier: of the export that wrote the model, if that dropped neurons too.
 
     Raises:
         FileNotFoundError: no such files.
@@ -89,7 +90,11 @@ def drop_dead_neurons(
         parameters_saved=before - after,
         bytes_saved=(before - after) * model.dtype.itemsize,
         target_nnz_left_out=None if narrow.sparsity.target_nnz == target else target,
-        layers=[_layer_report(*pair) for pair in zip(peak_LN, remaining_LW, strict=True)],
+        layers=[
+            _layer_report(*pair, earlier.remaining(layer) if earlier else None)
+            for layer, pair in enumerate(zip(peak_LN, remaining_LW, strict=True))
+        ],
+        earlier=earlier,
     )
     if report.num_dropped:
         for layer, remaining_W in zip(model.model.layers, remaining_LW.to(device), strict=True):
@@ -138,12 +143,19 @@ def _is_active(peak: Tensor) -> Tensor:
     return ~(peak <= 0)  # NaN too
 
 
-def _layer_report(peak_N: Tensor, remaining_W: Tensor) -> LayerReport:
+def _layer_report(peak_N: Tensor, remaining_W: Tensor, numbers: list[int] | None) -> LayerReport:
+    """``numbers``: of the N neurons in the model as it was trained, if it had more."""
     is_dropped_N = torch.ones_like(peak_N, dtype=torch.bool).index_fill(0, remaining_W, False)
     dropped = is_dropped_N.nonzero()[:, 0].tolist()
     num_active = int(_is_active(peak_N).sum())
     nearest = float(peak_N[is_dropped_N].max()) if dropped else None
-    return LayerReport(num_active, len(peak_N) - num_active, len(remaining_W), nearest, dropped)
+    return LayerReport(
+        fired=num_active,
+        silent=len(peak_N) - num_active,
+        kept=len(remaining_W),
+        nearest_dropped=nearest,
+        dropped=[numbers[n] for n in dropped] if numbers else dropped,
+    )
 
 
 def _narrow_recipe(recipe: Recipe, width: int) -> Recipe:

@@ -1,29 +1,38 @@
 """The result of dropping dead neurons: for the terminal, the model card and `drop_dead.json`."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
+from sparsellm.recipe import Recipe
+from sparsellm.recipe.strict import read_model
 from sparsellm.words import markdown_table
 
 DROP_DEAD_FILE = "drop_dead.json"
+_REMEDY = "put the model's own file back, or delete it"
 _COLUMNS = ("layer", "active", "never active", "of these kept", "dropped", "nearest dropped")
 
 
-@dataclass(frozen=True)
-class LayerReport:
+class LayerReport(BaseModel):
     """One layer; fired + silent = N, kept + the dropped = N."""
+
+    model_config = ConfigDict(frozen=True)
 
     fired: int  # neurons active for some token
     silent: int  # active for none
     kept: int  # W: the active ones, and the silent ones that came closest to it
     nearest_dropped: float | None  # highest pre-activation of a dropped neuron on any token, ≤ 0
-    dropped: list[int]  # their numbers before
+    dropped: list[int]  # their numbers in the model as it was trained
 
 
-@dataclass(frozen=True)
-class DropReport:
+class DropReport(BaseModel):
     """The measurement and its result."""
+
+    model_config = ConfigDict(frozen=True)
 
     tokens: int  # measured
     tokens_asked: int
@@ -40,11 +49,22 @@ class DropReport:
     bytes_saved: int
     target_nnz_left_out: float | None  # of the recipe, where it is not below the new width
     layers: list[LayerReport]
+    earlier: DropReport | None = None  # of the export that was narrowed further
 
     @property
     def num_dropped(self) -> int:
         """Neurons dropped from each layer, N - W; 0 if the export is as without --drop-dead."""
         return self.intermediate_size_before - self.intermediate_size
+
+    def remaining(self, layer: int) -> list[int]:
+        """The neurons that a layer has left: their numbers in the model as it was trained."""
+        before = range(self.intermediate_size_before)
+        dropped = set(self.layers[layer].dropped)
+        return [
+            n
+            for n in (self.earlier.remaining(layer) if self.earlier else before)
+            if n not in dropped
+        ]
 
     def text(self) -> str:
         """For the terminal and the model card: Markdown."""
@@ -110,10 +130,28 @@ kind in sequences of {self.context_length:,})."""
 
     def to_json(self) -> str:
         """All fields and derived values as JSON."""
-        content = asdict(self)
+        content = self.model_dump()
         content["rate_bound_95"] = self._rate_bound
         content["gate_gemm_saved"] = self._gate_gemm_saved
         return json.dumps(content) + "\n"
+
+
+def read_report(folder: Path, recipe: Recipe) -> DropReport | None:
+    """What was dropped before from the model of ``recipe`` in an exported folder, if anything was.
+
+    Raises:
+        ValueError: the file is damaged, or of another model.
+    """
+    file, shape = folder / DROP_DEAD_FILE, recipe.model
+    if not file.is_file():
+        return None
+    report = DropReport.model_validate(read_model(file, DropReport, _REMEDY))
+    has = shape.num_hidden_layers, shape.intermediate_size
+    if (len(report.layers), report.intermediate_size) != has:
+        raise ValueError(
+            f"{file} is not of this model, of {has[0]} layers of {has[1]:,} neurons; {_REMEDY}"
+        )
+    return report
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

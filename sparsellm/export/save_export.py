@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from sparsellm.device import pick_device
 from sparsellm.export.card import CARD_FILE, model_card
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
-from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
+from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport, read_report
 from sparsellm.export.early_checks import check_export, check_import
 from sparsellm.recipe.vocabulary import GENERATION_FILE, HF_PREFIX, TOKENIZER_FILES
 from sparsellm.runs import saver, state
@@ -65,15 +65,16 @@ def export(
         raise ValueError(
             f"{pretrained.path}: {odd} has NaN or infinite values; export an older checkpoint"
         )
-    report = None
+    settings, report = hf_files.source_of(pretrained.path), None
+    dropped = earlier = read_report(settings, pretrained.recipe) if settings else None
     if drop_dead:
-        pretrained, report = drop_dead_neurons(pretrained, dtype, drop_dead)
+        pretrained, report = drop_dead_neurons(pretrained, dtype, drop_dead, earlier)
+        dropped = report if report.num_dropped else earlier
     folder = folder.absolute()
     partial = folder.with_name(f".tmp-{folder.name}")
     try:
         shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
         partial.mkdir(parents=True)
-        dropped = report if report and report.num_dropped else None
         _write(pretrained, partial, max_shard_size, dropped)
         agrees = auto_tokenizer_agrees(partial)
         card = model_card(pretrained, dtype, dropped, license_name, auto_tokenizer_agrees=agrees)
@@ -192,15 +193,19 @@ def import_export(source: Path, run_path: Path, recipe: str | None = None) -> tu
     built_in = not loaded.recipe.data.tokenizer.startswith(HF_PREFIX)
     # An export of a run with a tokenizer of ours has a file made of it, which is not needed.
     is_ours = built_in and loaded.trained
+    files = hf_files.carried_files(
+        None if is_ours else hf_files.tokenizer_of(loaded.path),
+        hf_files.source_of(loaded.path),
+    )
+    # A run that begins with the weights trains them, and does not take it along.
+    dropped = hf_files.files_like(loaded.path, [DROP_DEAD_FILE])
+    files |= {f"{hf_files.SOURCE}/{name}": data for name, data in dropped.items()}
     snapshot = Snapshot(
         step=int(loaded.trainer["step"]),
         model=state.gather_model(loaded.model),
         trainer=loaded.trainer,
         recipe_yaml=loaded.recipe.to_yaml(),
-        files=hf_files.carried_files(
-            None if is_ours else hf_files.tokenizer_of(loaded.path),
-            hf_files.source_of(loaded.path),
-        ),
+        files=files,
     )
     try:
         written = saver.save(run_path / "checkpoints", snapshot, keep=1)

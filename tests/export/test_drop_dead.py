@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import save_run
 from hypothesis import given, strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sparsellm import accelerate
@@ -17,11 +17,12 @@ from sparsellm.analyze.activity import held_out_tokens
 from sparsellm.cli import main
 from sparsellm.data.text.corpus import load_corpus
 from sparsellm.export.drop_dead import DropDead, choose_kept, drop_dead_neurons
-from sparsellm.export.save_export import export
+from sparsellm.export.save_export import export, import_export
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import state
 from sparsellm.runs.huggingface.pretrained import load_pretrained
+from sparsellm.training import loop
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 
@@ -200,6 +201,63 @@ def test_a_layer_that_decides_for_all_leaves_the_export_unchanged(tiny, tmp_path
     names = sorted(file.name for file in plain.iterdir())
     assert names == sorted(file.name for file in out.iterdir())
     assert all((plain / name).read_bytes() == (out / name).read_bytes() for name in names)
+
+
+def test_what_was_dropped_stays_with_the_model(tiny, tmp_path):
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
+    once, again, back = (tmp_path / name for name in ("once", "again", "back"))
+    measured = DropDead(TOKENS, device="cpu")
+    export(path, once, "fp32", drop_dead=measured)
+    imported, _ = import_export(once, tmp_path / "run")
+    export(once, again, "bf16", drop_dead=measured)  # there is nothing left to drop
+    export(imported, back)
+    section = _section(once)
+    assert "Width 384 → 256" in section
+    for folder in (again, back):
+        assert (folder / "drop_dead.json").read_bytes() == (once / "drop_dead.json").read_bytes()
+        assert _section(folder) == section
+    # What is trained on gives other outputs.
+    recipe = tiny("model.intermediate_size=256", "train.steps=1", "name=further")
+    with StopRequest() as stop:
+        loop.train(recipe, stop, init_from=tmp_path / "run")
+    export(recipe.run_path, tmp_path / "trained")
+    assert not (tmp_path / "trained" / "drop_dead.json").exists()
+
+    report = json.loads((once / "drop_dead.json").read_text())
+    report["layers"].pop()
+    (again / "drop_dead.json").write_text(json.dumps(report))
+    with pytest.raises(ValueError, match=r"drop_dead.json is not of this model, of 2 layers of"):
+        export(again, tmp_path / "refused")
+
+
+def test_an_export_that_is_narrowed_again_numbers_neurons_as_they_were_trained(tiny, tmp_path):
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    measured = DropDead(TOKENS, device="cpu")
+    _, first = export(path, once, "fp32", drop_dead=measured)
+    weights = load_file(once / "model.safetensors")
+    killed = range(0, 256, 8)
+    weights["model.layers.0.mlp.gate_proj.weight"][killed, 0] = -20
+    save_file(weights, once / "model.safetensors", {"format": "pt"})
+    export(once, twice, "fp32", drop_dead=measured)
+
+    content = json.loads((twice / "drop_dead.json").read_text())
+    assert content["earlier"]["layers"] == [layer.model_dump() for layer in first.layers]
+    assert (content["intermediate_size_before"], content["intermediate_size"]) == (256, 128)
+    before, after = load_file(path / "model.safetensors"), load_file(twice / "model.safetensors")
+    for number, layer in enumerate(content["layers"]):
+        dropped = {*layer["dropped"], *first.layers[number].dropped}
+        remaining = sorted({*range(NEURONS)} - dropped)
+        assert len(remaining) == 128
+        name = f"model.layers.{number}.mlp.up_proj.weight"
+        assert torch.equal(after[name], before[name][remaining])
+    section = _section(twice)
+    assert section.index("Width 384 → 256") < section.index("Width 256 → 128")
+
+
+def _section(folder):
+    card = (folder / "README.md").read_text()
+    return card.partition("## Dead neurons left out")[2].partition("\n## ")[0]
 
 
 def test_with_all_neurons_dead_128_stay(tiny, tmp_path):

@@ -84,6 +84,20 @@ def test_logits_are_stock_transformers_after_import_and_after_export(folder, tmp
     assert ids[0] == ids[1]
 
 
+@pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
+def test_rope_of_which_a_part_is_stated_elsewhere_in_the_file(folder, tmp_path):
+    scaling = {"type": "longrope", "short_factor": [1.1] * 4, "long_factor": [2.0] * 4}
+    before = {"rope_parameters": None, "rope_theta": 5000.0, "rope_scaling": scaling}
+    change(folder, before | {"original_max_position_embeddings": 16})
+    expected = logits(AutoModelForCausalLM.from_pretrained(folder))
+    export(folder, tmp_path / "exported", "fp32")
+    for model in (
+        load_pretrained(folder).model,
+        AutoModelForCausalLM.from_pretrained(tmp_path / "exported"),
+    ):
+        assert torch.equal(logits(model), expected)
+
+
 @every_model
 def test_loss_and_gradients_are_stock_transformers(folder):
     theirs = AutoModelForCausalLM.from_pretrained(folder)
@@ -148,6 +162,7 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
         ({"model_type": "brandnew", "auto_map": {"AutoConfig": "own.C"}}, "'brandnew' is not supp"),
         ({"rope_parameters": {"rope_type": "x", "rope_theta": 1.0}}, "rope_type 'x' is not supp"),
         ({"quantization_config": {"quant_method": "fp8"}}, "has a quantization_config"),
+        ({"is_causal": False}, "is_causal is False and the recipe's model has True; that value"),
         ({"head_dim": 7}, "config.json "),  # by transformers, or by the recipe
         ({"num_attention_heads": 0}, "cannot be read"),
         ({"vocab_size": 200}, "model.vocab_size 200 is less than the 257 ids"),

@@ -52,6 +52,10 @@ def read_config(path: Path) -> transformers.PretrainedConfig:
             config = _published(read_json(file, REMEDY))
         else:
             config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        if getattr(config, "rope_parameters", None):
+            # As when transformers builds a model: what the file says outside of RoPE's own fields
+            # (original_max_position_embeddings) counts, which was read after them.
+            config.standardize_rope_params()
         config.to_dict()
     except Exception as error:  # transformers raises many kinds
         reason = shorten(str(error), 200)  # transformers writes paragraphs
@@ -115,6 +119,7 @@ def _function_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
         "model_type": config.model_type,
         **{k: v for k, v in values.items() if k not in _NO_FUNCTION | common},
         "head_dim": width,
+        "is_causal": values.get("is_causal", True),  # a field of every model
     }
 
 

@@ -160,6 +160,8 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
             "model_type 'gpt2' is not supported; valid are llama, ",
         ),
         ({"model_type": "brandnew", "auto_map": {"AutoConfig": "own.C"}}, "'brandnew' is not supp"),
+        # transformers makes another one of it
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 3}, "'ministral' is not"),
         ({"rope_parameters": {"rope_type": "x", "rope_theta": 1.0}}, "rope_type 'x' is not supp"),
         ({"quantization_config": {"quant_method": "fp8"}}, "has a quantization_config"),
         ({"is_causal": False}, "is_causal is False and the recipe's model has True; that value"),

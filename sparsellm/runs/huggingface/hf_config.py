@@ -178,11 +178,10 @@ def _supported_config(path: Path) -> transformers.PretrainedConfig:
     # Read as plain JSON first: transformers' own error would not name the families that we have.
     kind = read_json(file, REMEDY).get("model_type")
     if kind not in [*ARCHITECTURES, *PUBLISHED]:
-        raise ValueError(
-            f"{file}: model_type {kind!r} is not supported; valid are "
-            + ", ".join([*ARCHITECTURES, *PUBLISHED])
-        )
+        raise _not_supported(file, kind)
     config = read_config(path)
+    if config.model_type not in ARCHITECTURES:  # transformers takes some Mistrals for Ministrals
+        raise _not_supported(file, config.model_type)
     activation = config.to_dict()["hidden_act"]
     if activation not in ACTIVATIONS:
         raise ValueError(
@@ -190,6 +189,11 @@ def _supported_config(path: Path) -> transformers.PretrainedConfig:
             f"are {', '.join(ACTIVATIONS)}"
         )
     return config
+
+
+def _not_supported(file: Path, kind: object) -> ValueError:
+    valid = ", ".join([*ARCHITECTURES, *PUBLISHED])
+    return ValueError(f"{file}: model_type {kind!r} is not supported; valid are {valid}")
 
 
 def _further_fields(values: dict[str, Any], plain: Recipe, rope: dict[str, Any]) -> dict[str, Any]:

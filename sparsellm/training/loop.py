@@ -1,9 +1,9 @@
-"""The training loop, to be read from top to bottom: `train` is the main path of a run, and
-`step.train_step` is the step that it repeats.
+"""The training loop, to be read from top to bottom: `train` is a run from its beginning to its end,
+`_train_steps` is the loop, and `step.train_step` is the step that it repeats.
 
 `accelerate launch -m sparsellm train …` starts one process per GPU. Each process holds a `Run` and
-performs the same steps. The recipe alone decides what is computed (recipe.py); it does not depend
-on how the ranks divide the work (objective.py).
+performs the same steps. The recipe alone decides what is computed (recipe/); how the ranks divide
+the work makes no difference (objective.py).
 """
 
 import itertools
@@ -53,14 +53,14 @@ def train(
     fresh: bool = False,
     init_from: Path | None = None,
 ) -> None:
-    """Trains to `recipe.train.steps`, from the run's own last checkpoint.
+    """Trains to `recipe.train.steps`. A run that has a checkpoint of its own resumes from it.
 
-    A run without a checkpoint begins from ``resume_from``, see `history.start_of`.
-
-    With ``fresh`` an earlier run of the same name is moved aside (nothing is deleted) and training
-    begins at step 0. ``init_from`` gives the weights of step 0; a run that has its own checkpoint
-    resumes from that instead. ``stop`` is a context that has been entered; it says when a signal
-    has asked for a stop.
+    Args:
+        recipe: what is trained.
+        stop: a context that has been entered; it notices signals that ask the run to stop.
+        resume_from: a checkpoint from which a new run goes on, see `history.start_of`.
+        fresh: begins at step 0; an earlier run of the same name is moved aside, not deleted.
+        init_from: the weights of step 0.
 
     Raises:
         ValueError, FileNotFoundError: a recipe, corpus or checkpoint that cannot be used.
@@ -83,7 +83,7 @@ def train(
             from_scratch = resume_from is None and init_from is None
             run = build_run(recipe, accelerator, activity, random_weights=from_scratch)
         try:
-            # A run that has ended still makes the measurements that it was killed before.
+            # A run that was killed after its last step still makes the measurements of that step.
             measurements = _prepare(run, stop, resume_from, init_from)
             missing = measurements.missing()
             if run.step < recipe.train.steps or missing:
@@ -107,7 +107,7 @@ def train(
 def _prepare(
     run: Run, stop: StopRequest, resume_from: Path | None, init_from: Path | None
 ) -> Measurements:
-    """Loads what the run begins with, and finds the micro-batch that fits."""
+    """Loads the weights and state that the run begins with, and finds a micro-batch that fits."""
     if run.accelerator.is_main_process:
         check_wandb(run.recipe)
     measurements = Measurements(run, stop)
@@ -128,105 +128,15 @@ def _compile(run: Run) -> None:
         rehearsal.warm_up(run)
 
 
-def _first_passes(run: Run) -> str:
-    compiles = run.recipe.runtime.compile
-    return "compiling the model" if compiles else "first forward and backward pass"
-
-
-def _say_nothing_to_do(run: Run) -> None:
-    run.accelerator.print(
-        f"nothing to do: this run has done {run.step} steps of train.steps "
-        f"{run.recipe.train.steps}; raise train.steps, or start over with --fresh or "
-        "--set name=NEW"
-    )
-
-
-def _move_aside(run: Run, lock: RunLock) -> None:
-    path = run.recipe.run_path
-    if run.accelerator.is_main_process and any(p.name != PRESENCE_FILE for p in path.iterdir()):
-        aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
-        path.rename(aside)
-        lock.moved(aside)
-        run.accelerator.print(f"the earlier run is now {aside}")
-    run.accelerator.wait_for_everyone()
-
-
-def _begin_records(run: Run) -> None:
-    """Prepares the run's folder before the first step, and opens the log there."""
-    accelerator, path = run.accelerator, run.recipe.run_path
-    if not accelerator.is_main_process:
-        return
-    if latest(run.checkpoints) is None and (aside := set_records_aside(path)):
-        accelerator.print(
-            f"{path} has records and no checkpoint: training begins at step {run.step}, and the "
-            f"records are now {aside}"
-        )
-    write_atomically(path / RECIPE_FILE, run.recipe.to_yaml())
-    session = this_session(
-        run.step,
-        run.tokens,
-        accelerator.num_processes,
-        accelerator.device,
-        parent=run.parent,
-        init_from=run.origin,
-        changes=run.changes,
-    )
-    run.log = MetricsLog(run.recipe, run.step, session)
-
-
-def _close_log(run: Run, outcome: str) -> None:
-    """``outcome``: in a few words, how the run ended."""
-    log, run.log = run.log, None
-    if log is not None:
-        log.close(outcome)
-
-
-def _close_after(run: Run, error: BaseException) -> None:
-    """Closes what must not wait for other ranks, which may be gone."""
-    if not isinstance(error, Exception):
-        _close_log(run, "interrupted")
-        return
-    try:
-        _close_log(run, f"failed: {type(error).__name__}: {error}"[:500])
-    finally:
-        if run.accelerator.num_processes == 1:
-            close_run(run)
-        run.loader.close()
-
-
-def _say_end(run: Run, stopped: str, *, fresh: bool) -> None:
-    """Says how the run ended.
-
-    Args:
-        run: after its last step.
-        stopped: why, if it was asked to stop.
-        fresh: the command had ``--fresh``, with which it would start over again.
-    """
-    recipe, say = run.recipe, run.accelerator.print
-    saves = recipe.checkpoint.every_steps > 0
-    if stopped:
-        resumes = "without --fresh the same command" if fresh else "the same command"
-        then = f"{resumes} resumes here" if saves else "nothing was saved"
-        say(f"stopped after step {run.step} ({stopped}); {then}")
-        return
-    skipped = f" ({run.skips.total} of them skipped)" if run.skips.total else ""
-    say(f"done: {counted(run.step, 'step')}{skipped}, {run.tokens:,} tokens")
-    if run.target and (warning := run.target.final_warning()):
-        say(f"warning: {warning}")
-    files = "recipe.yaml, metrics.jsonl, checkpoints/" if saves else "recipe.yaml, metrics.jsonl"
-    say(f"files: {recipe.run_path}/ ({files})")
-    say(f"charts: sparsellm report {recipe.run_path}")
-
-
 def _train_steps(
     run: Run, stop: StopRequest, measurements: Measurements, missing: list[str]
 ) -> bool:
-    """Trains to the last step; returns False if it was asked to stop earlier.
+    """The loop: trains to the last step. Returns False if the run was asked to stop earlier.
 
-    ``missing``: measurements to make before the first step, which a killed run has missed.
+    ``missing``: measurements of the step that it resumes from, which an earlier process missed.
     """
     recipe = run.recipe
-    run.saved_step = run.step  # that it resumed from; nothing is worth saving at step 0
+    run.saved_step = run.step  # of the checkpoint that it resumed from; step 0 is not worth saving
     if run.step:
         stop.begin()
     if not measurements.measure(missing):
@@ -259,30 +169,12 @@ def _take_step(run: Run, stop: StopRequest) -> StepTotals:
             if not (isinstance(error, torch.OutOfMemoryError) and rehearsal.may_shrink(run)):
                 _save_what_is_whole(run, error, before)
                 raise cause_of(error) from None
-        # The frames of that step, which hold its tensors, are gone here.
+        # Outside the handler: only here are the frames of that step, and their tensors, gone.
         rehearsal.shrink_after_failure(run, before)
 
 
-def _save_and_measure(
-    run: Run, stop: StopRequest, measurements: Measurements, pending: list[str], *, stopped: bool
-) -> bool:
-    """Saves and measures where it is due after a step; returns whether the run shall stop now."""
-    saves = run.recipe.checkpoint.every_steps > 0
-    if saves_after(run.recipe, run.step) or (saves and stopped):
-        _save(run)
-    elif run.saver.finished:
-        _say_saved(run)
-    if not stopped:
-        stopped = not measurements.measure(pending)
-    if pending or run.saved_step == run.step:  # this may take minutes, and a signal may come
-        stopped = any_rank(stopped or stop.received is not None, run.accelerator.device)
-    if stopped and saves and run.saved_step != run.step:
-        _save(run)
-    return stopped
-
-
 def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
-    """Prints and logs a step's numbers where they are due, and the reason of every skipped step."""
+    """Prints and logs a step's numbers if they are due, and why a step was skipped."""
     if totals.skipped:
         run.accelerator.print(
             f"step {run.step} was skipped: {totals.skipped.why} ({run.skips.total} in all; "
@@ -305,16 +197,22 @@ def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
         run.write(FailureRecord(run.step, run.tokens, "target", warning))
 
 
-def _save_what_is_whole(run: Run, error: Exception, before: Bookmark) -> None:
-    """Saves the state before a failed step, if all ranks are alive and still have that state."""
-    if not run.recipe.checkpoint.every_steps or not run.between_steps or run.step <= run.saved_step:
-        return
-    if isinstance(error, FloatingPointError):  # with these weights it would fail again
-        return
-    if isinstance(error, FailedTogether) or run.accelerator.num_processes == 1:
-        run.loader.go_back(before)
+def _save_and_measure(
+    run: Run, stop: StopRequest, measurements: Measurements, pending: list[str], *, stopped: bool
+) -> bool:
+    """Saves and measures if a step is due for it; returns whether the run is to stop now."""
+    saves = run.recipe.checkpoint.every_steps > 0
+    if saves_after(run.recipe, run.step) or (saves and stopped):
         _save(run)
+    elif run.saver.finished:
         _say_saved(run)
+    if not stopped:
+        stopped = not measurements.measure(pending)
+    if pending or run.saved_step == run.step:  # it may have taken minutes: was there a signal?
+        stopped = any_rank(stopped or stop.received is not None, run.accelerator.device)
+    if stopped and saves and run.saved_step != run.step:
+        _save(run)
+    return stopped
 
 
 def _save(run: Run) -> None:
@@ -331,3 +229,105 @@ def _save(run: Run) -> None:
 def _say_saved(run: Run) -> None:
     if path := run.saver.wait():
         run.accelerator.print(f"saved {path}")
+
+
+def _save_what_is_whole(run: Run, error: Exception, before: Bookmark) -> None:
+    """Saves the state before a failed step, if all ranks are alive and still hold that state."""
+    if not run.recipe.checkpoint.every_steps or not run.between_steps or run.step <= run.saved_step:
+        return
+    if isinstance(error, FloatingPointError):  # it would fail again with these weights
+        return
+    if isinstance(error, FailedTogether) or run.accelerator.num_processes == 1:
+        run.loader.go_back(before)
+        _save(run)
+        _say_saved(run)
+
+
+def _begin_records(run: Run) -> None:
+    """Prepares the run's folder before the first step, and opens the log there."""
+    accelerator, path = run.accelerator, run.recipe.run_path
+    if not accelerator.is_main_process:
+        return
+    if latest(run.checkpoints) is None and (aside := set_records_aside(path)):
+        accelerator.print(
+            f"{path} has records and no checkpoint: training begins at step {run.step}, and the "
+            f"records are now {aside}"
+        )
+    write_atomically(path / RECIPE_FILE, run.recipe.to_yaml())
+    session = this_session(
+        run.step,
+        run.tokens,
+        accelerator.num_processes,
+        accelerator.device,
+        parent=run.parent,
+        init_from=run.origin,
+        changes=run.changes,
+    )
+    run.log = MetricsLog(run.recipe, run.step, session)
+
+
+def _move_aside(run: Run, lock: RunLock) -> None:
+    path = run.recipe.run_path
+    if run.accelerator.is_main_process and any(p.name != PRESENCE_FILE for p in path.iterdir()):
+        aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
+        path.rename(aside)
+        lock.moved(aside)
+        run.accelerator.print(f"the earlier run is now {aside}")
+    run.accelerator.wait_for_everyone()
+
+
+def _first_passes(run: Run) -> str:
+    compiles = run.recipe.runtime.compile
+    return "compiling the model" if compiles else "first forward and backward pass"
+
+
+def _say_nothing_to_do(run: Run) -> None:
+    run.accelerator.print(
+        f"nothing to do: this run has done {run.step} steps of train.steps "
+        f"{run.recipe.train.steps}; raise train.steps, or start over with --fresh or "
+        "--set name=NEW"
+    )
+
+
+def _say_end(run: Run, stopped: str, *, fresh: bool) -> None:
+    """Says how the run ended.
+
+    Args:
+        run: after its last step.
+        stopped: why, if it was asked to stop.
+        fresh: the command had ``--fresh``, with which it would start over again.
+    """
+    recipe, say = run.recipe, run.accelerator.print
+    saves = recipe.checkpoint.every_steps > 0
+    if stopped:
+        resumes = "without --fresh the same command" if fresh else "the same command"
+        then = f"{resumes} resumes here" if saves else "nothing was saved"
+        say(f"stopped after step {run.step} ({stopped}); {then}")
+        return
+    skipped = f" ({run.skips.total} of them skipped)" if run.skips.total else ""
+    say(f"done: {counted(run.step, 'step')}{skipped}, {run.tokens:,} tokens")
+    if run.target and (warning := run.target.final_warning()):
+        say(f"warning: {warning}")
+    files = "recipe.yaml, metrics.jsonl, checkpoints/" if saves else "recipe.yaml, metrics.jsonl"
+    say(f"files: {recipe.run_path}/ ({files})")
+    say(f"charts: sparsellm report {recipe.run_path}")
+
+
+def _close_log(run: Run, outcome: str) -> None:
+    """``outcome``: in a few words, how the run ended."""
+    log, run.log = run.log, None
+    if log is not None:
+        log.close(outcome)
+
+
+def _close_after(run: Run, error: BaseException) -> None:
+    """Closes what must not wait for other ranks, which may be gone."""
+    if not isinstance(error, Exception):
+        _close_log(run, "interrupted")
+        return
+    try:
+        _close_log(run, f"failed: {type(error).__name__}: {error}"[:500])
+    finally:
+        if run.accelerator.num_processes == 1:
+            close_run(run)
+        run.loader.close()

@@ -14,7 +14,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -226,6 +226,22 @@ def tiny(tiny_overrides: list[str]) -> Callable[..., Recipe]:
 
 
 @pytest.fixture
+def build(tiny: Callable[..., Recipe]) -> Iterator[Callable[..., Run]]:
+    """Builds runs of the tiny recipe with further overrides, which are closed after the test."""
+    from sparsellm.training.run import build_run, close_run
+
+    runs: list[Run] = []
+
+    def build_one(*overrides: str) -> Run:
+        runs.append(build_run(tiny(*overrides)))
+        return runs[-1]
+
+    yield build_one
+    for run in runs:
+        close_run(run)
+
+
+@pytest.fixture
 def suite_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark suite is two tasks of it, which are built in a third of the time."""
     from sparsellm.evaluate import suite
@@ -239,23 +255,10 @@ def suite_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the ``sparsellm`` command in a process of its own."""
-
-    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sparsellm", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, env=process_env(), **options
-        )
-
-    return run
-
-
-@pytest.fixture
 def cli_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The same within this process, which saves the seconds that its imports take."""
+    """Runs the ``sparsellm`` command within this process, which saves seconds of imports."""
     from sparsellm.cli import main
 
     for name, value in CHILDREN.items():
@@ -266,6 +269,56 @@ def cli_here(
         status = main(arguments)
         printed = capsys.readouterr()
         return subprocess.CompletedProcess(arguments, status, printed.out, printed.err)
+
+    return run
+
+
+class Training:
+    """A run of ``sparsellm train debug``: what the command printed, and what lies on disk."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str], overrides: list[str]) -> None:
+        self.stdout, self.stderr, self._overrides = done.stdout, done.stderr, overrides
+
+    @functools.cached_property
+    def recipe(self) -> Recipe:
+        """With the overrides of the command."""
+        return load_recipe("debug", self._overrides)
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.recipe.run_path
+
+    def checkpoint(self, step: int) -> Path:
+        """The checkpoint of a step, which need not exist."""
+        return self.path / "checkpoints" / f"step_{step:08d}"
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """What the run has recorded."""
+        from sparsellm.runs.telemetry.records import read_metrics
+
+        return read_metrics(self.path, kind)
+
+    def losses(self) -> list[float]:
+        """Of its steps and validations."""
+        return [record["loss"] for record in self.records() if "loss" in record]
+
+
+@pytest.fixture
+def train(
+    tiny_overrides: list[str], cli_here: Callable[..., subprocess.CompletedProcess[str]]
+) -> Callable[..., Training]:
+    """Trains the tiny recipe by the command within this process, to the exit status ``status``.
+
+    Words are further overrides, or options such as ``--fresh`` and ``--resume=PATH``.
+    """
+
+    def run(*words: str, status: int = 0) -> Training:
+        options = [word for word in words if word.startswith("--")]
+        overrides = [*tiny_overrides, *(word for word in words if not word.startswith("--"))]
+        done = cli_here("train", "debug", *options, *set_arguments(overrides))
+        assert done.returncode == status, done.stdout + done.stderr
+        return Training(done, overrides)
 
     return run
 
@@ -302,9 +355,33 @@ def process_env(**extra: str) -> dict[str, str]:
     return os.environ | CHILDREN | extra
 
 
+def python(
+    *words: object, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these words to its end, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env=process_env(**environment),
+    )
+
+
 def set_arguments(overrides: list[str]) -> list[str]:
     """``--set`` flags for the command line."""
     return [part for override in overrides for part in ("--set", override)]
+
+
+def train_recipe(recipe: Recipe, **options: object) -> Path:
+    """Trains a run within this process by `training.loop.train`; returns its last checkpoint."""
+    from sparsellm.processes.signals import StopRequest
+    from sparsellm.training.loop import train
+
+    with StopRequest() as stop:
+        train(recipe, stop, **options)
+    return recipe.run_path / "checkpoints" / f"step_{recipe.train.steps:08d}"
 
 
 def checkpoint_of(recipe: Recipe, steps: int = 1) -> Path:

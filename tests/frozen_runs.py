@@ -31,15 +31,9 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.telemetry.records import read_metrics
 
-TIMES = {
-    "tokens_per_second",
-    "step_ms",
-    "seconds",
-    "train_seconds",
-    "compile_seconds",
-    "memory_gib",
-}
-TIMES |= {"mfu", "mfu_dense"}
+# What a record says of the machine, not of the training.
+TIMES = {"tokens_per_second", "step_ms", "seconds", "train_seconds", "compile_seconds"}
+TIMES |= {"memory_gib", "mfu", "mfu_dense"}
 VERSIONS = {"sparsellm", "torch"}
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, process_env, set_arguments
+from conftest import ROOT, process_env, python, set_arguments
 from warm import Program
 
 from sparsellm import __version__
@@ -118,10 +118,7 @@ def test_a_size_of_ones_own(tmp_path, cli_here):
     (tmp_path / "wider.yaml").write_text("base: wide.yaml\nname: wider\n")  # the file beside it
     shown = cli_here("recipe", "show", str(tmp_path / "wider.yaml")).stdout
     assert "intermediate_size: 512" in shown
-    help_text = subprocess.run(
-        [sys.executable, "-m", "sparsellm", "recipe", "--help"],
-        capture_output=True, text=True, check=True, env=process_env(),
-    ).stdout  # fmt: skip
+    help_text = python("-m", "sparsellm", "recipe", "--help").stdout
     example = re.search(r"^  base:.*?\n\n", help_text, re.MULTILINE | re.DOTALL)
     recipe_file.write_text("\n".join(line[2:] for line in example[0].splitlines()))
     assert load_recipe(str(recipe_file)).model.intermediate_size == 8192
@@ -168,9 +165,7 @@ def test_answers_without_torch(command):
         f"from sparsellm.cli import main\nsys.exit(main({command}))"
     )
     began = _seconds_of_children()
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=process_env()
-    )
+    done = python("-c", code)
     assert "Traceback" not in done.stderr
     assert done.stdout or "error:" in done.stderr
     assert _seconds_of_children() - began < 2
@@ -322,9 +317,6 @@ def test_retries_of_the_hub_are_not_printed():
         "main(['version'])\n"
         "http_backoff('HEAD', 'http://127.0.0.1:9', max_retries=1, base_wait_time=0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        env=process_env(HF_HUB_OFFLINE="0"),
-    )  # fmt: skip
+    done = python("-c", code, HF_HUB_OFFLINE="0")
     assert "Connection refused" in done.stderr
     assert "Retrying" not in done.stderr

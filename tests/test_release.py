@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 
 import pytest
 import yaml
-from conftest import ROOT, process_env
+from conftest import ROOT, python
 from documents import check_command, commands_in
 
 import sparsellm
@@ -56,9 +54,7 @@ def test_training_in_a_loop_of_ones_own_needs_no_more_than_torch():
         "sparsellm.SparseFFN, sparsellm.SparsityController, sparsellm.replace_ffns; "
         "print(sorted({'pydantic', 'transformers', 'accelerate', 'cupy'} & set(sys.modules)))"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=process_env())
-    assert done.stdout == "[]\n"
+    assert python("-c", code).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: path.name)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 
 import pytest
-from conftest import ROOT, process_env, set_arguments
+from conftest import ROOT, python, set_arguments
 
 from sparsellm.paths import BUNDLED_FOLDERS, bundled
 
@@ -15,8 +13,7 @@ from sparsellm.paths import BUNDLED_FOLDERS, bundled
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    built = python("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
     assert built.returncode == 0, built.stderr
     return next(folder.glob("*.whl"))
 
@@ -25,19 +22,10 @@ def wheel(tmp_path_factory):
 def test_wheel_trains_away_from_the_checkout(wheel, tmp_path, tiny_overrides):
     zipfile.ZipFile(wheel).extractall(tmp_path)  # what pip does with a wheel of Python files
 
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env=process_env(PYTHONPATH=""),
-        )
-
-    where = run("-c", "import sparsellm.paths as p; print(p.bundled('recipes'))")
+    there = {"cwd": tmp_path, "PYTHONPATH": ""}
+    where = python("-c", "import sparsellm.paths as p; print(p.bundled('recipes'))", **there)
     assert where.stdout.strip() == str(tmp_path / "sparsellm" / "_bundled" / "recipes")
-    trained = run("-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(tiny_overrides))
+    trained = python("-m", "sparsellm", "train", "debug", *set_arguments(tiny_overrides), **there)
     assert trained.returncode == 0, trained.stderr
     assert "done: 4 steps" in trained.stdout
 

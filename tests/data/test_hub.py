@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, TINY, process_env, set_arguments
+from conftest import ROOT, TINY, python, set_arguments
 from warm import run
 
 from data.fake_hub import REPO, REVISION, FakeHub
@@ -118,13 +116,7 @@ def test_one_rank_lists_the_hub_for_all_ranks_and_workers(corpus_file, tmp_path)
     launch = ["-m", "accelerate.commands.launch", "--main_process_port=0", "--num_processes=2"]
     launch.append(f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}")
     with FakeHub(SHARDS) as hub:
-        done = subprocess.run(
-            [sys.executable, *launch, *train, *set_arguments(overrides)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=process_env(**_hub_env(hub, tmp_path)),
-        )
+        done = python(*launch, *train, *set_arguments(overrides), **_hub_env(hub, tmp_path))
         assert done.returncode == 0, done.stderr[-2000:]
         listings = _lists(hub.requests)
     assert listings[f"/tree/{REVISION}/sample"] == 1

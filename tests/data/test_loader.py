@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -18,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import process_env
+from conftest import python
 from warm import started
 
 from data.loaders import token_loader
@@ -334,7 +332,7 @@ def test_text_is_checked_without_torch(tmp_path):
         f"check(Data(corpus={str(tmp_path)!r}, tokenizer='bytes'), 8, True); "
         "sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env=process_env())
+    assert python("-c", code).returncode == 0
 
 
 PARENT = """

@@ -14,7 +14,7 @@ import datasets
 import pytest
 import torch
 import yaml
-from conftest import set_arguments
+from conftest import python, set_arguments
 from lm_eval import __main__ as lm_eval_main, utils
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
@@ -327,11 +327,10 @@ def test_with_one_only_the_rows_come_from_elsewhere(name, tmp_path):
 
 @pytest.mark.slow
 def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
-    tiny_overrides, cli_here, data_dir, tmp_path
+    train, cli_here, data_dir, tmp_path
 ):
-    arguments = set_arguments([*tiny_overrides, "validation.every_steps=0"])
-    assert cli_here("train", "--recipe", "debug", *arguments).returncode == 0
-    run = tmp_path / "runs" / "debug"
+    trained = train("validation.every_steps=0")
+    run = trained.path
     command = ["eval", str(run), "--data-dir", str(data_dir), "--limit", "9"]
     result = cli_here(*command)
     assert result.returncode == 0, result.stderr
@@ -345,13 +344,12 @@ def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
     scores = [report["tasks"][name][SUITE.tasks[name].metric] for name in STOCK]
     assert report["mean"] == sum(scores) / 7
     # Training still finds its checkpoint beside the report.
-    resumed = cli_here("train", "--recipe", "debug", *arguments, "--set", "train.steps=6")
-    assert "step 6/6" in resumed.stdout, resumed.stderr
+    assert "step 6/6" in train("validation.every_steps=0", "train.steps=6").stdout
 
     out = tmp_path / "two.json"
     some = ("--tasks", "piqa, winogrande", "--out", str(out), "--dtype", "bf16")
     some += ("--kernels", "sparse")
-    checkpoint = run / "checkpoints" / "step_00000004"
+    checkpoint = trained.checkpoint(4)
     result = cli_here("eval", str(checkpoint), *command[2:], *some)
     assert f"{PARTIAL} (not run: arc_easy" in result.stdout, result.stderr
     report = json.loads(out.read_text())
@@ -432,15 +430,17 @@ def test_training_evaluates_and_is_not_disturbed(  # noqa: PLR0917
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, cli, data_dir, tmp_path):
+def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, data_dir, tmp_path):
     online = [*tiny_overrides, "logging.wandb=offline", "validation.every_steps=0"]
     online += ["evaluation.every_steps=4", f"evaluation.data_dir={data_dir}", "evaluation.limit=3"]
-    assert cli("train", "--recipe", "debug", *set_arguments(online)).returncode == 0
+    command = ("-m", "sparsellm")
+    assert python(*command, "train", "debug", *set_arguments(online)).returncode == 0
     run = (tmp_path / "runs" / "debug").rename(tmp_path / "moved")
-    result = cli("eval", str(run), "--data-dir", str(data_dir), "--limit", "3")
+    score = (*command, "eval", run, "--data-dir", data_dir)
+    result = python(*score, "--limit", "3")
     assert result.returncode == 0, result.stderr
     # Scores of fewer rows are not to be taken for those that have the same name.
-    result = cli("eval", str(run), "--data-dir", str(data_dir), "--tasks", "piqa", "--limit", "2")
+    result = python(*score, "--tasks", "piqa", "--limit", "2")
     assert "run's scores have evaluation.limit 3, and these --limit 2" in result.stdout
     scores, run_ids = [], set()
     for record in _offline_records(run):
@@ -638,12 +638,8 @@ def task_files(tmp_path):
     return {name: str(tmp_path / f"{name}.yaml") for name in contents}
 
 
-def test_tasks_of_ones_own_are_scored_and_recorded_as_the_suites(
-    tiny_overrides, cli_here, task_files, tmp_path
-):
-    arguments = set_arguments([*tiny_overrides, "validation.every_steps=0"])
-    assert cli_here("train", "--recipe", "debug", *arguments).returncode == 0
-    run = tmp_path / "runs" / "debug"
+def test_tasks_of_ones_own_are_scored_and_recorded_as_the_suites(train, cli_here, task_files):
+    run = train("validation.every_steps=0").path
     done = cli_here("eval", str(run), "--tasks", ",".join(task_files.values()))
     assert done.returncode == 0, done.stderr
     path = run / "checkpoints" / f"eval_step_00000004_{'+'.join(task_files)}.json"

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 import torch
 import yaml
-from conftest import TINY, checkpoint_of, set_arguments
+from conftest import TINY, checkpoint_of, set_arguments, train_recipe
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -25,15 +25,13 @@ import sparsellm
 from sparsellm.cli import main
 from sparsellm.export.card import metadata
 from sparsellm.export.save_export import export, import_export
-from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe.estimate import active_parameters
-from sparsellm.runs import checkpoint, state
+from sparsellm.runs import state
 from sparsellm.runs.checkpoint import CheckpointError
 from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.huggingface.pretrained import load_pretrained
 from sparsellm.runs.manifest import read_manifest, write_manifest
-from sparsellm.training import loop
 from sparsellm.training.resume.start_checks import check_run
 
 VARIANTS = {
@@ -47,11 +45,6 @@ VARIANTS = {
         "model.rope_theta=500000",
     ],
 }
-
-
-def train(recipe, **options):
-    with StopRequest() as stop:
-        loop.train(recipe, stop, **options)
 
 
 _CHECKPOINTS: dict[str, Path] = {}  # by the recipe, but for its folder
@@ -261,8 +254,7 @@ def test_shards_hold_the_same_tensors(trained, tmp_path):
 
 def test_card_tells_the_run(tiny, tmp_path):
     recipe = tiny()
-    train(recipe)
-    path = checkpoint.latest(recipe.run_path / "checkpoints")
+    path = train_recipe(recipe)
     scores = {"tasks": {"piqa": {"acc": 0.75, "acc_stderr": 0.0125}}}
     (path / "eval_quick.json").write_text(json.dumps(scores))
     (recipe.run_path / "eval_old.json").write_text(json.dumps({"step": 1, **scores}))
@@ -287,7 +279,7 @@ def test_card_tells_the_run(tiny, tmp_path):
 
 def test_card_tells_the_coefficient_that_a_target_led_to(tiny, tmp_path):
     recipe = tiny("sparsity.target_nnz=5")
-    train(recipe)
+    train_recipe(recipe)
     records = [json.loads(line) for line in (recipe.run_path / "metrics.jsonl").open()]
     last = [record for record in records if record["kind"] == "train"][-1]["l1_coefficient"]
     assert last != recipe.sparsity.l1_coefficient
@@ -509,10 +501,10 @@ def test_training_starts_from_it_at_step_0(tiny, trained, exported, tmp_path):
     imported, _ = import_export(exported, tmp_path / "imported")
     outcomes = []
     for name, source in (("a", trained), ("b", exported), ("c", imported)):
-        train(tiny(f"name={name}", "train.steps=2"), init_from=source)
+        train_recipe(tiny(f"name={name}", "train.steps=2"), init_from=source)
         checkpoint_path = find_checkpoint(tmp_path / "runs" / name)
         outcomes.append(load_file(checkpoint_path / "model.safetensors"))
-    train(tiny("name=d", "train.steps=2"))
+    train_recipe(tiny("name=d", "train.steps=2"))
     fresh = load_file(find_checkpoint(tmp_path / "runs" / "d") / "model.safetensors")
     first, *other_outcomes = outcomes
     for name, tensor in first.items():
@@ -521,10 +513,12 @@ def test_training_starts_from_it_at_step_0(tiny, trained, exported, tmp_path):
 
 
 def test_init_from_is_for_the_first_start_alone(tiny, exported, capsys):
-    train(tiny("train.steps=2"), init_from=exported)  # the run of `trained`: it has a checkpoint
+    train_recipe(
+        tiny("train.steps=2"), init_from=exported
+    )  # the run of `trained`: it has a checkpoint
     assert "resuming from" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"exported: .* has shape .* train a recipe of the same"):
-        train(tiny("name=other", "model.intermediate_size=96"), init_from=exported)
+        train_recipe(tiny("name=other", "model.intermediate_size=96"), init_from=exported)
 
 
 def test_a_run_with_a_checkpoint_resumes_without_what_it_began_with(
@@ -566,12 +560,14 @@ def test_a_run_that_began_with_random_weights_says_so_though_the_given_ones_are_
 
 
 def test_another_activation_on_the_same_weights_is_said(tiny, exported, capsys, tmp_path):
-    train(tiny("name=silu", "train.steps=2", "ffn.activation=silu"), init_from=exported)
+    train_recipe(tiny("name=silu", "train.steps=2", "ffn.activation=silu"), init_from=exported)
     out = capsys.readouterr().out
     assert f"weights of {exported}; the optimizer and the data begin at step 0" in out
     assert "changed since the checkpoint: ffn.activation relu → silu" in out
     assert "changed since the checkpoint: name" not in out
-    train(tiny("name=silu", "train.steps=4", "ffn.activation=silu"))  # resumed: it still knows
+    train_recipe(
+        tiny("name=silu", "train.steps=4", "ffn.activation=silu")
+    )  # resumed: it still knows
     path = find_checkpoint(tmp_path / "runs" / "silu")
     origin = load_pretrained(path).trainer["init_from"]
     assert origin == {
@@ -597,14 +593,14 @@ def test_fresh_does_not_move_what_it_begins_with(tiny_overrides, trained, capsys
 
 def test_an_exported_folder_is_not_resumed(tiny, exported):
     with pytest.raises(ValueError, match=r"exported: it has only weights.* --init-from"):
-        train(tiny("name=back"), resume_from=exported)
+        train_recipe(tiny("name=back"), resume_from=exported)
 
 
 def test_an_imported_checkpoint_is_not_resumed(tiny, exported, tmp_path):
     recipe = tiny("name=back")
     import_export(exported, recipe.run_path)
     with pytest.raises(ValueError, match=r"no optimizer state .* --set name=NEW --init-from"):
-        train(recipe)
+        train_recipe(recipe)
 
 
 # --- mistakes ------------------------------------------------------------------------------------

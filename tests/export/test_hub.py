@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 import warm
 import yaml
-from conftest import process_env, set_arguments
+from conftest import python, set_arguments
 from fake_model_hub import TOKEN, FakeModelHub
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -38,10 +37,9 @@ def command(hub, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_pushed_and_trained_on_by_name(hub, command, cli_here, tiny_overrides, tmp_path):
-    overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=2"]
-    assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
-    exported = ["export", str(tmp_path / "runs" / "debug"), "out", "--dtype", "fp32"]
+def test_pushed_and_trained_on_by_name(hub, command, train, tiny_overrides, tmp_path):
+    overrides = ["validation.every_steps=0", "train.steps=2"]
+    exported = ["export", str(train(*overrides).path), "out", "--dtype", "fp32"]
     pushed = command(*exported, "--license", "mit", "--push", "me/tiny", "--private")
     assert pushed.returncode == 0, pushed.stderr
     assert f"pushed {hub.endpoint}/me/tiny" in pushed.stdout
@@ -52,7 +50,7 @@ def test_pushed_and_trained_on_by_name(hub, command, cli_here, tiny_overrides, t
     head = yaml.safe_load(local["README.md"].decode().split("---\n")[1])
     assert head["license"] == "mit"
 
-    new = set_arguments([*overrides, "name=second"])
+    new = set_arguments([*tiny_overrides, *overrides, "name=second"])
     trained = command("train", "debug", *new, "--init-from", "me/tiny", token=None)
     assert trained.returncode == 0, trained.stderr
     assert "weights of " in trained.stdout
@@ -64,10 +62,8 @@ def test_pushed_and_trained_on_by_name(hub, command, cli_here, tiny_overrides, t
     )
 
 
-def test_a_refused_push_keeps_the_folder(command, cli_here, tiny_overrides, tmp_path, monkeypatch):
-    overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=1"]
-    assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
-    exported = ["export", str(tmp_path / "runs" / "debug")]
+def test_a_refused_push_keeps_the_folder(command, cli_here, train, tmp_path, monkeypatch):
+    exported = ["export", str(train("validation.every_steps=0", "train.steps=1").path)]
     refused = command(*exported, "out", "--push", "me/tiny", token="hf_" + "y" * 34)
     assert refused.returncode == 1
     assert "out is complete here" in refused.stderr
@@ -160,13 +156,10 @@ def test_a_tokenizer_of_the_hub_comes_with_all_that_decides_its_ids(hub, tmp_pat
     files = {"tokenizer.json": hf_tokenizer.to_str().encode(), "model.safetensors": b"not read"}
     files["special_tokens_map.json"] = b'{"eos_token": "</s>"}'
     hub.repos["me/letters"] = files
-    environment = process_env(**hub.environment(), HF_HOME=str(tmp_path), HF_TOKEN="")
+    environment = hub.environment() | {"HF_HOME": str(tmp_path), "HF_TOKEN": ""}
 
     def load(**extra):
-        return subprocess.run(
-            [sys.executable, "-c", _TOKENIZER, "hf:me/letters"],
-            capture_output=True, text=True, check=False, env=environment | extra,
-        )  # fmt: skip
+        return python("-c", _TOKENIZER, "hf:me/letters", **environment | extra)
 
     ids = [*hf_tokenizer.encode("cats ").ids, 0, 1, 2, 3]  # spelt out, it is text
     expected = f"</s> [{hf_tokenizer.token_to_id('</s>')}] {ids}\n"

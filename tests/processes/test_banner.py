@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import process_env, set_arguments
+from conftest import python, set_arguments
 
 from sparsellm.processes.banner import (
     Launch,
@@ -36,9 +34,7 @@ def test_it_comes_before_torch_is_imported(tiny_overrides):
     blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
     command = ["train", "debug", *set_arguments(tiny_overrides)]
     code = f"{blocked}from sparsellm.cli import main\nmain({command})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=process_env()
-    )
+    done = python("-c", code)
     assert "import of torch halted" in done.stderr
     assert done.stdout.startswith("sparsellm ")
     assert "folder" in done.stdout
@@ -184,11 +180,9 @@ def test_kernels_and_why(overrides, says, monkeypatch):
         assert "there is no GPU" in banner(load_recipe("debug"), "debug", "new", CPU, ALONE)
 
 
-def test_sparse_kernels_without_a_gpu_are_refused(tiny_overrides, cli_here, monkeypatch):
+def test_sparse_kernels_without_a_gpu_are_refused(train, monkeypatch):
     monkeypatch.delenv("SPARSELLM_REFERENCE_KERNELS")
-    arguments = set_arguments([*tiny_overrides, "ffn.kernels=sparse"])
-    done = cli_here("train", "debug", *arguments)
-    assert done.returncode == 1
+    done = train("ffn.kernels=sparse", status=1)
     assert "ffn.kernels: sparse needs a GPU" in done.stderr
     assert "set ffn.kernels=auto" in done.stderr
 

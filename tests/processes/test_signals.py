@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import process_env
+from conftest import process_env, python
 
 from sparsellm.processes.signals import QUITS_AFTER
 
@@ -105,4 +105,5 @@ for _ in range(2):
 assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 assert signal.set_wakeup_fd(-1) == -1
 """
-    subprocess.run([sys.executable, "-c", program], check=True, env=process_env(), timeout=20)
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr

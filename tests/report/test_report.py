@@ -354,22 +354,19 @@ def test_without_evaluations_the_report_says_so(tiny):
 
 
 @pytest.mark.usefixtures("sample_of_text")
-def test_a_training_ends_with_text_that_the_report_shows(tiny, tiny_overrides, cli_here):
-    train = ["train", "debug", *set_arguments(tiny_overrides)]
-    printed = cli_here(*train).stdout
-    path = tiny().run_path
-    [run] = read_runs([path])
-    assert f"what the model writes by itself:\n{run.sample}\n" in printed
+def test_a_training_ends_with_text_that_the_report_shows(train):
+    done = train()
+    [run] = read_runs([done.path])
+    assert f"what the model writes by itself:\n{run.sample}\n" in done.stdout
     assert run.sample.step == 4
     page = render_page([replace(run, sample=Sample(step=4, text="<b>def</b>"))])
     assert "after step 4:</p><pre class='text'>&lt;b&gt;def&lt;/b&gt;</pre>" in page
 
-    again = cli_here(*train).stdout
+    again = train().stdout
     assert "nothing to do" in again
     assert "what the model writes" not in again
-    longer = cli_here(*train, "--set", "train.steps=6").stdout
-    assert "what the model writes" in longer
-    assert read_runs([path])[0].sample.step == 6
+    assert "what the model writes" in train("train.steps=6").stdout
+    assert read_runs([done.path])[0].sample.step == 6
 
 
 def test_bytes_that_are_no_text_are_not_shown_as_text():
@@ -603,10 +600,8 @@ def test_page_prints_light_and_whole(browser, page, tmp_path):
     assert browser.problems() == []
 
 
-def test_of_several_paths_those_without_records_are_skipped(tmp_path, tiny_overrides, cli_here):
-    overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=1"]
-    assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
-    runs = tmp_path / "runs"
+def test_of_several_paths_those_without_records_are_skipped(tmp_path, train, cli_here):
+    runs = train("validation.every_steps=0", "train.steps=1").path.parent
     (runs / "begun").mkdir()
     (runs / "begun" / "metrics.jsonl").write_text("")
     (runs / "notes.txt").write_text("")

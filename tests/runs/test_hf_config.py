@@ -9,7 +9,6 @@ import re
 
 import pytest
 import torch
-from conftest import set_arguments
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -116,13 +115,12 @@ def test_loss_and_gradients_are_stock_transformers(folder):
 
 @pytest.mark.parametrize("folder", ["Qwen3"], indirect=True)
 def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
-    folder, tiny_overrides, tmp_path, capsys
+    folder, tiny_overrides, train, tmp_path
 ):
-    overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
-    overrides += ["ffn.activation=relu", *short_text(tmp_path)]
-    command = ["train", "debug", *set_arguments(overrides)]
-    assert main([*command, "--init-from", str(folder), "--set", "train.steps=1"]) == 0
-    out = capsys.readouterr().out
+    # Without the keys of the tiny model: it is the folder's.
+    tiny_overrides[:] = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
+    words = [f"--init-from={folder}", "ffn.activation=relu", *short_text(tmp_path)]
+    out = train(*words, "train.steps=1").stdout
     assert f"weights of {folder}; the optimizer and the data begin at step 0" in out
     assert "changed since the checkpoint: ffn.activation silu → relu" in out
     recipe = load_pretrained(tmp_path / "runs" / "debug").recipe
@@ -135,8 +133,7 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
     )
     for trained, original in zip(trained_model.parameters(), theirs.parameters(), strict=True):
         assert 0 < (trained - original).abs().max() < 0.005  # one step at a rate of 0.003
-    assert main([*command, "--init-from", str(folder), "--set", "train.steps=2"]) == 0
-    assert "resuming from" in capsys.readouterr().out
+    assert "resuming from" in train(*words, "train.steps=2").stdout
     export(tmp_path / "runs" / "debug", tmp_path / "out", "fp32")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]

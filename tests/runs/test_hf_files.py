@@ -8,16 +8,14 @@ import shutil
 import pytest
 import tokenizers
 import torch
-from conftest import checkpoint_of, set_arguments
+from conftest import checkpoint_of, set_arguments, train_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import sparsellm
 from runs.hf_models import short_text, write_chat_model
 from sparsellm.cli import main
 from sparsellm.export.save_export import export, import_export
-from sparsellm.recipe import load_recipe
 from sparsellm.runs.huggingface.pretrained import find_checkpoint, load_pretrained
-from sparsellm.runs.telemetry.records import read_metrics
 
 TEXT = "Document 1. In 2024 <|im_end|>"
 MESSAGES = [{"role": "user", "content": "why?"}]
@@ -125,32 +123,27 @@ def test_training_here_goes_on_with_its_tokens_and_says_what_it_leaves(
 
 
 def test_a_run_resumes_from_elsewhere_and_without_the_folder_of_its_tokenizer(
-    folder, tiny_overrides, tmp_path, monkeypatch, capsys
+    folder, tiny, train, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    words = set_arguments([*tiny_overrides, f"data.tokenizer=hf:{folder.name}", "train.steps=2"])
-    command = ["train", "debug", *words]
-    assert main(command) == 0
+    theirs = f"data.tokenizer=hf:{folder.name}"
+    train(theirs, "train.steps=2")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")  # `hf:theirs` is no folder here
-    assert main([*command, "--set", "train.steps=3"]) == 0, capsys.readouterr().err
+    train(theirs, "train.steps=3")
     shutil.rmtree(folder)
     monkeypatch.chdir(tmp_path)
-    assert main([*command, "--set", "train.steps=4"]) == 0, capsys.readouterr().err
-    assert "resuming from" in capsys.readouterr().out
-    gone = [f"data.tokenizer=hf:{folder.name}", "train.steps=5"]
-    sparsellm.train(load_recipe("debug", [*tiny_overrides, *gone]))
-    steps = [r["step"] for r in read_metrics(tmp_path / "runs" / "debug", "train")]
-    assert steps == [1, 2, 3, 4, 5]
-    assert main([*command, "--set", "name=new"]) == 1  # a new run needs it
-    assert "data.tokenizer hf:theirs: no such folder" in capsys.readouterr().err
+    done = train(theirs, "train.steps=4")
+    assert "resuming from" in done.stdout
+    sparsellm.train(tiny(theirs, "train.steps=5"))
+    assert [r["step"] for r in done.records("train")] == [1, 2, 3, 4, 5]
+    refused = train(theirs, "train.steps=2", "name=new", status=1)  # a new run needs it
+    assert "data.tokenizer hf:theirs: no such folder" in refused.stderr
 
 
 def test_a_tokenizer_changed_after_training_is_not_the_models(folder, tiny, tmp_path):
     """A run from scratch with the tokenizer of a folder, of which nothing else is the run's."""
-    from export.test_export import train
-
-    train(tiny(f"data.tokenizer=hf:{folder}", "train.steps=1"))
+    train_recipe(tiny(f"data.tokenizer=hf:{folder}", "train.steps=1"))
     run = tmp_path / "runs" / "debug"
     (expected,) = load_pretrained(run).tokenizer.encode_batch([TEXT])
     other = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -169,9 +162,9 @@ def test_a_tokenizer_changed_after_training_is_not_the_models(folder, tiny, tmp_
     export(run, tmp_path / "out")
     stock = AutoTokenizer.from_pretrained(tmp_path / "out", split_special_tokens=True)
     assert stock(TEXT).input_ids == expected.tolist()
-    train(tiny("name=next", "train.steps=1", f"data.tokenizer={ours.recipe.data.tokenizer}"))
+    train_recipe(tiny("name=next", "train.steps=1", f"data.tokenizer={ours.recipe.data.tokenizer}"))
     with pytest.raises(ValueError, match="the data position was saved with tokenizer"):
-        train(tiny(f"data.tokenizer=hf:{folder}", "train.steps=2"))
+        train_recipe(tiny(f"data.tokenizer=hf:{folder}", "train.steps=2"))
     file = find_checkpoint(run) / "tokenizer" / "tokenizer.json"
     file.write_bytes(file.read_bytes().replace(b"<bos>", b"<box>"))
     with pytest.raises(ValueError, match=r"tokenizer/tokenizer\.json.*not what was written"):

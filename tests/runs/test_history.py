@@ -7,16 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import set_arguments
 
 from runs.test_checkpoint import _snapshot
 from sparsellm.export.save_export import export
-from sparsellm.recipe import load_recipe
 from sparsellm.report.collect import read_runs
 from sparsellm.report.tables import summary_table
 from sparsellm.runs import checkpoint, saver
 from sparsellm.runs.history import set_records_aside, start_of
-from sparsellm.runs.telemetry.records import read_metrics
 
 
 @pytest.fixture
@@ -90,47 +87,36 @@ def test_records_without_a_checkpoint_are_set_aside(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def train(tiny_overrides, cli_here):
-    def call(*arguments, **overrides):
-        sets = [*tiny_overrides, "optimizer.schedule=constant", "validation.every_steps=0"]
-        sets += [f"{k.replace('__', '.')}={v}" for k, v in overrides.items()]
-        return cli_here("train", "--recipe", "debug", *set_arguments(sets), *arguments)
-
-    return call
+def tiny_overrides(tiny_overrides):
+    return [*tiny_overrides, "optimizer.schedule=constant", "validation.every_steps=0"]
 
 
 def _content(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _steps(run_path):
-    return [record["step"] for record in read_metrics(run_path, "train")]
+def _steps(done):
+    return [record["step"] for record in done.records("train")]
 
 
-def test_going_back_is_a_new_run_that_says_where_it_comes_from(train, tiny_overrides, tmp_path):
-    run_path = load_recipe("debug", tiny_overrides).run_path
-    old = run_path / "checkpoints" / "step_00000004"
-    assert train(train__steps=8).returncode == 0
-    before = _content(run_path)
-    refused = train("--resume", str(old), train__steps=8)
-    assert refused.returncode == 1
-    assert (
-        f"does not go back to {old}: to start a new run from it, add --set name=NEW"
-        in refused.stderr
-    )
+def test_going_back_is_a_new_run_that_says_where_it_comes_from(train, tmp_path):
+    first = train("train.steps=8")
+    old = first.checkpoint(4)
+    before = _content(first.path)
+    back = f"--resume={old}"
+    refused = train(back, "train.steps=8", status=1)
+    remedy = f"does not go back to {old}: to start a new run from it, add --set name=NEW"
+    assert remedy in refused.stderr
     assert "loading PyTorch" not in refused.stdout
-    began = train("--resume", str(old), name="new", train__steps=6)
-    assert began.returncode == 0, began.stderr
+    began = train(back, "name=new", "train.steps=6")
     assert f"new/: new, goes on from {old}" in began.stdout
-    again = train("--resume", str(old), name="new", train__steps=8)  # as after a kill
-    assert again.returncode == 0, again.stderr
-    assert "new/: resumes from step_00000006" in again.stdout
-    assert _content(run_path) == before
+    new = train(back, "name=new", "train.steps=8")  # as after a kill
+    assert "new/: resumes from step_00000006" in new.stdout
+    assert _content(first.path) == before
 
-    new = run_path.with_name("new")
     assert _steps(new) == [5, 6, 7, 8]
-    last = new / "checkpoints" / "step_00000008"
-    expected = checkpoint.read_kind(run_path / "checkpoints" / "step_00000008", "model")
+    last = new.checkpoint(8)
+    expected = checkpoint.read_kind(first.checkpoint(8), "model")
     for name, tensor in checkpoint.read_kind(last, "model").items():
         assert tensor.equal(expected[name])
     parent = {
@@ -141,73 +127,55 @@ def test_going_back_is_a_new_run_that_says_where_it_comes_from(train, tiny_overr
         "id": checkpoint.load(old).manifest.id,
     }
     assert checkpoint.read_trainer(last)["parent"] == parent
-    assert [session["parent"] for session in read_metrics(new, "session")] == [parent, parent]
-    assert "<td>step 4 of debug</td>" in summary_table(read_runs([new]))
+    assert [session["parent"] for session in new.records("session")] == [parent, parent]
+    assert "<td>step 4 of debug</td>" in summary_table(read_runs([new.path]))
     export(last, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| goes on from | step 4 (1,024 tokens) of `debug`, counted above |" in card
 
 
-def test_a_new_run_that_was_killed_before_it_saved_begins_again(train, tiny_overrides):
-    run_path = load_recipe("debug", tiny_overrides).run_path
-    assert train(train__steps=4).returncode == 0
-    back = ("--resume", str(run_path))
-    assert train(*back, name="new", train__steps=6, checkpoint__every_steps=0).returncode == 0
-    result = train(*back, name="new", train__steps=6)
-    assert result.returncode == 0, result.stderr
-    new = run_path.with_name("new")
-    assert "has records and no checkpoint: training begins at step 4" in result.stdout
+def test_a_new_run_that_was_killed_before_it_saved_begins_again(train):
+    back = [f"--resume={train().path}", "name=new", "train.steps=6"]
+    train(*back, "checkpoint.every_steps=0")
+    new = train(*back)
+    assert "has records and no checkpoint: training begins at step 4" in new.stdout
     assert _steps(new) == [5, 6]
-    assert '"kind": "train", "step": 6' in (new / "metrics.1.jsonl").read_text()
+    assert '"kind": "train", "step": 6' in (new.path / "metrics.1.jsonl").read_text()
 
 
-def test_a_run_whose_newest_checkpoint_was_moved_away_goes_on_from_the_one_before(
-    train, tiny_overrides, tmp_path
-):
-    run_path = load_recipe("debug", tiny_overrides).run_path
-    assert train(train__steps=8).returncode == 0
-    losses = [record["loss"] for record in read_metrics(run_path, "train")]
-    (run_path / "checkpoints" / "step_00000008").rename(tmp_path / "damaged")
-    result = train(train__steps=8)
-    assert "debug/: resumes from step_00000006" in result.stdout, result.stderr
-    assert [record["loss"] for record in read_metrics(run_path, "train")] == losses
+def test_a_run_whose_newest_checkpoint_was_moved_away_goes_on_from_the_one_before(train, tmp_path):
+    first = train("train.steps=8")
+    losses = first.losses()
+    first.checkpoint(8).rename(tmp_path / "damaged")
+    second = train("train.steps=8")
+    assert "debug/: resumes from step_00000006" in second.stdout
+    assert second.losses() == losses
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "trainer.json", "manifest.json"])
-def test_damage_is_told_before_torch_is_loaded_with_the_checkpoint_before(
-    train, tiny_overrides, name
-):
-    run_path = load_recipe("debug", tiny_overrides).run_path
-    for step in (2, 4):
-        saver.save(run_path / "checkpoints", _snapshot(step), keep=2)
-    path = run_path / "checkpoints" / "step_00000004" / name
-    path.write_bytes(path.read_bytes().replace(b"4", b"5", 1))
-    refused = train()
-    assert refused.returncode == 1
-    assert "loading PyTorch" not in refused.stdout
-    older = path.parent.with_name("step_00000002")
-    assert (
-        f"{older} is the newest complete checkpoint before it. Move step_00000004" in refused.stderr
+def test_damage_is_told_before_torch_is_loaded_with_the_checkpoint_before(train, tiny, name):
+    older, newest = (
+        saver.save(tiny().run_path / "checkpoints", _snapshot(step), keep=2) for step in (2, 4)
     )
+    path = newest / name
+    path.write_bytes(path.read_bytes().replace(b"4", b"5", 1))
+    refused = train(status=1)
+    assert "loading PyTorch" not in refused.stdout
+    offer = f"{older} is the newest complete checkpoint before it. Move step_00000004"
+    assert offer in refused.stderr
 
 
-def test_a_finished_run_with_wsd_goes_on_at_the_same_learning_rate(train, tiny_overrides):
-    wsd = {"optimizer__schedule": "wsd", "optimizer__decay_steps": 2}
-    few = {"checkpoint__every_steps": 5, "checkpoint__keep": 1}
-    run_path = load_recipe("debug", tiny_overrides).run_path
-    assert train(train__steps=8, **wsd, **few).returncode == 0
-    folder = run_path / "checkpoints"
-    assert [path.name for path in checkpoint.checkpoints_in(folder)] == [
-        "step_00000006",  # before the decay
-        "step_00000008",
-    ]
-    back = ("--resume", str(folder / "step_00000006"))
-    result = train(*back, name="new", train__steps=12, **wsd, **few)
-    assert result.returncode == 0, result.stderr
-    assert "the learning rate changes" not in result.stdout
-    new = read_metrics(run_path.with_name("new"), "train")
-    peak = load_recipe("debug", tiny_overrides).optimizer.learning_rate
-    rates = {record["step"]: record["learning_rate"] for record in new}
+def test_a_finished_run_with_wsd_goes_on_at_the_same_learning_rate(train):
+    overrides = ["optimizer.schedule=wsd", "optimizer.decay_steps=2"]
+    overrides += ["checkpoint.every_steps=5", "checkpoint.keep=1"]
+    first = train(*overrides, "train.steps=8")
+    before_decay = first.checkpoint(6)
+    saved = checkpoint.checkpoints_in(first.path / "checkpoints")
+    assert saved == [before_decay, first.checkpoint(8)]
+    new = train(*overrides, f"--resume={before_decay}", "name=new", "train.steps=12")
+    assert "the learning rate changes" not in new.stdout
+    peak = new.recipe.optimizer.learning_rate
+    rates = {record["step"]: record["learning_rate"] for record in new.records("train")}
     assert rates == {**dict.fromkeys(range(7, 12), peak), 12: pytest.approx(peak * 0.5)}
-    in_place = train(train__steps=12, **wsd, **few)
+    in_place = train(*overrides, "train.steps=12")
     assert "--resume …/step_00000006 --set name=NEW" in in_place.stdout

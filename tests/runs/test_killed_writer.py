@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, process_env
+from conftest import ROOT, python
 
 WORKER = Path(__file__).with_name("killed_writer.py")
 
@@ -15,13 +13,7 @@ WORKER = Path(__file__).with_name("killed_writer.py")
 @pytest.mark.long
 @pytest.mark.slow
 def test_killed_at_every_operation_of_two_saves(tmp_path):
-    result = subprocess.run(
-        [sys.executable, str(WORKER), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=process_env(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"),
-    )
+    result = python(WORKER, tmp_path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
     assert result.returncode == 0, result.stderr[-3000:]
     # Of each save at least its folder, its eight files, two renames and the one that it replaces.
     assert int(result.stdout) > 2 * 12

@@ -14,7 +14,7 @@ import time
 
 import psutil
 import pytest
-from conftest import process_env, set_arguments
+from conftest import process_env, python, set_arguments
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import lock as lock_module
@@ -118,12 +118,12 @@ def test_remains_of_killed_processes_do_not_stay(path):
     assert not path.exists()
 
 
-def test_a_process_that_nobody_waits_for_has_stopped(path, cli):
+def test_a_process_that_nobody_waits_for_has_stopped(path):
     command = [sys.executable, "-c", HOLDER, str(path)]
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=process_env())
     try:
         assert holder.stdout.readline() == "held\n"
-        stopped = cli("stop", str(path), timeout=60)
+        stopped = python("-m", "sparsellm", "stop", path)
         assert stopped.returncode == 0, stopped.stderr
         assert psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE
         with pytest.raises(ValueError, match=r"no process trains"):

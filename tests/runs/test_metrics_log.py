@@ -8,17 +8,16 @@ import math
 import os
 import signal
 import struct
-import subprocess
-import sys
 import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import process_env
+from conftest import python
 from fake_server import FakeServer
 
+from sparsellm.runs.telemetry import wandb_file
 from sparsellm.runs.telemetry.dashboard import wandb_values
 from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS
 from sparsellm.runs.telemetry.metrics_log import MetricsLog
@@ -365,30 +364,13 @@ def test_a_folder_without_metrics_is_not_a_run(tmp_path):
 
 
 def _offline_records(run_path):
-    """The records in the files of the offline runs, oldest first.
-
-    A .wandb file is LevelDB's log format behind a header of 7 bytes: chunks of crc (4), length
-    (2), type (1: whole, 2 to 4: first, middle, last of several) in blocks of 32 KiB.
-    """
-    from wandb.proto import wandb_internal_pb2
+    """The records in the files of the offline runs, oldest first."""
+    from wandb.proto.wandb_internal_pb2 import Record
 
     for path in sorted(run_path.glob("wandb/offline-run-*/run-*.wandb")):
         content = path.read_bytes()
         assert content[:4] == b":W&B"
-        at, parts = 7, b""
-        while at < len(content):
-            left_in_block = 32_768 - at % 32_768
-            if left_in_block < 7:
-                at += left_in_block
-                continue
-            length, kind = struct.unpack_from("<HB", content, at + 4)
-            parts += content[at + 7 : at + 7 + length]
-            at += 7 + length
-            if kind in (1, 4):
-                record = wandb_internal_pb2.Record()
-                record.ParseFromString(parts)
-                parts = b""
-                yield record
+        yield from map(Record.FromString, wandb_file._records(content))
 
 
 def _settled_records(run_path):
@@ -450,17 +432,10 @@ class FakeWandbServer(FakeServer):
 
 def _work(address, *arguments):
     """A process of `wandb_worker`."""
-    command = [sys.executable, Path(__file__).with_name("wandb_worker.py"), *arguments]
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    credentials = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": address, "WANDB_SILENT": "true"}
-    done = subprocess.run(
-        list(map(str, command)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        env=process_env(PYTHONPATH=paths, **credentials),
-    )
+    variables = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": address, "WANDB_SILENT": "true"}
+    worker = Path(__file__).with_name("wandb_worker.py")
+    done = python(worker, *arguments, PYTHONPATH=paths, **variables)
     assert done.returncode == (-signal.SIGKILL if "kill" in arguments else 0), done.stderr
 
 

@@ -10,11 +10,8 @@ import re
 import statistics
 
 import pytest
-from conftest import set_arguments
 
-from sparsellm.recipe import load_recipe
 from sparsellm.recipe.sections import SparsityConfig
-from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.sparsity.target import GAIN, MAX_ERROR, TargetController
 
 
@@ -98,19 +95,16 @@ def test_layers_have_their_own_and_a_dense_phase_has_none():
     assert controller.l1_by_layer(10_000) == pytest.approx([1e-7] * 3)
 
 
-def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
-    overrides = [*tiny_overrides, "sparsity.target_nnz=25", "sparsity.target_per_layer=true"]
-    overrides += ["sparsity.l1_coefficient=0.01", "sparsity.l1_zero_steps=2", "train.steps=12"]
+def test_a_resumed_run_moves_on_to_the_same_bits(train):
+    overrides = ["sparsity.target_nnz=25", "sparsity.target_per_layer=true"]
+    overrides += ["sparsity.l1_coefficient=0.01", "sparsity.l1_zero_steps=2"]
+    records = []
     for name, stops in (("straight", [12]), ("halves", [6, 12])):
         for steps in stops:
             # The learning rate's decay ends at train.steps: only without decay are both the same.
             settings = [f"train.steps={steps}", f"name={name}", "optimizer.min_lr_ratio=1"]
-            done = cli_here("train", "--recipe", "debug", *set_arguments([*overrides, *settings]))
-            assert done.returncode == 0, done.stderr
-    records = []
-    for name in ("straight", "halves"):
-        path = load_recipe("debug", [*overrides, f"name={name}"]).run_path
-        train_records = read_metrics(path, "train")
+            done = train(*overrides, *settings)
+        train_records = done.records("train")
         records.append([(r["loss"], r["l1_by_layer"], r["target_error"]) for r in train_records])
     assert records[0] == records[1]
     _, by_layer, errors = zip(*records[0], strict=True)
@@ -120,24 +114,22 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
     assert errors[1] is None
     assert errors[-1] != 0
     assert re.search(r"nnz .* \| ([\d.]+% (above|below)|[\d.]+×) target \| ", done.stdout)
-    state = json.loads((path / "checkpoints" / "step_00000012" / "trainer.json").read_text())
+    state = json.loads((done.checkpoint(12) / "trainer.json").read_text())
     assert [math.exp(v) for v in state["target"]["log_l1"]] != by_layer[-1]  # moved on
     # A target that the checkpoint knows nothing of begins where the recipe says.
     settings = [*overrides, "name=halves", "train.steps=13", "sparsity.target_per_layer=false"]
-    done = cli_here("train", "--recipe", "debug", *set_arguments(settings))
-    assert "λ starts anew from sparsity.l1_coefficient" in done.stdout
+    assert "λ starts anew from sparsity.l1_coefficient" in train(*settings).stdout
     settings += ["train.steps=14", "sparsity.l1_coefficient=0.02"]
-    done = cli_here("train", "--recipe", "debug", *set_arguments(settings))
+    done = train(*settings)
     assert "λ goes on as the controller left it" in done.stdout
-    assert read_metrics(path, "train")[-1]["l1_coefficient"] == pytest.approx(0.01, rel=0.07)
+    assert done.records("train")[-1]["l1_coefficient"] == pytest.approx(0.01, rel=0.07)
     # Without a target λ is the recipe's again, which may be far from where the controller left it.
-    state = json.loads((path / "checkpoints" / "step_00000014" / "trainer.json").read_text())
+    state = json.loads((done.checkpoint(14) / "trainer.json").read_text())
     (log_l1,) = state["target"]["log_l1"]
-    settings += ["train.steps=15", "sparsity.target_nnz=null"]
-    done = cli_here("train", "--recipe", "debug", *set_arguments(settings))
+    done = train(*settings, "train.steps=15", "sparsity.target_nnz=null")
     change = f"it changes from {math.exp(log_l1):.3g} to sparsity.l1_coefficient 0.02; to hold it,"
     assert f"λ is adjusted no more: {change}" in done.stdout
-    assert read_metrics(path, "train")[-1]["l1_coefficient"] == 0.02
+    assert done.records("train")[-1]["l1_coefficient"] == 0.02
 
 
 def _scheduled(target, *earlier):
@@ -198,20 +190,17 @@ def test_a_run_that_resumes_with_another_target_goes_on_as_if_it_had_been_the_ta
     assert resumed.error == pytest.approx(always.error)
 
 
-def test_a_run_has_the_targets_of_its_shares(tiny_overrides, cli_here):
-    overrides = [*tiny_overrides, "sparsity.target_nnz=5", "sparsity.l1_coefficient=0.01"]
-    overrides += ["sparsity.target_schedule=[[0.25, 30], [0.75, 10]]", "train.steps=8"]
-    done = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-    assert done.returncode == 0, done.stderr
-    recipe = load_recipe("debug", overrides)
+def test_a_run_has_the_targets_of_its_shares(train):
+    overrides = ["sparsity.target_nnz=5", "sparsity.l1_coefficient=0.01"]
+    overrides += ["sparsity.target_schedule=[[0.25, 30], [0.75, 10]]"]
     same = _scheduled(5, (2, 30), (6, 10))
-    for step, line in enumerate(read_metrics(recipe.run_path, "train")):
+    for step, line in enumerate(train(*overrides, "train.steps=8").records("train")):
         nnz = line["sparsity"]["nnz_mean"]
         # As the smoothed errors of a controller without warm-up, whose λ alone is another one.
         same.observe(step, nnz)
         assert line["target_error"] == pytest.approx(same.error), step
     # Of twice as many steps these have been half, in which another target applies.
-    done = cli_here("train", "--recipe", "debug", *set_arguments([*overrides, "train.steps=16"]))
+    done = train(*overrides, "train.steps=16")
     assert "  the target changes from 5 at step 8 to 10 at the next" in done.stdout
 
 
@@ -276,19 +265,13 @@ def test_what_was_said_is_not_said_again_after_a_resume_and_remains_the_last_war
     )
 
 
-def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides, cli_here):
+def test_a_first_coefficient_that_silences_the_model_is_reported(train):
     overrides = ["sparsity.target_nnz=25", "sparsity.l1_coefficient=100", "train.steps=12"]
-    overrides += [
-        "validation.every_steps=0",
-        "runtime.compile=false",
-        "optimizer.learning_rate=0.01",
-    ]
-    done = cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
-    assert done.returncode == 0, done.stderr
+    overrides += ["validation.every_steps=0", "optimizer.learning_rate=0.01"]
+    done = train(*overrides, "runtime.compile=false")
     # Once when it shows, and at the end.
     assert done.stdout.count("the initial L1 coefficient silenced nearly all neurons") == 2
-    path = load_recipe("debug", [*tiny_overrides, *overrides]).run_path
-    [failure] = read_metrics(path, "failure")
+    [failure] = done.records("failure")
     assert failure["what"] == "target"
     assert "lower sparsity.l1_coefficient, such as 1 instead of 1e+02" in failure["error"]
 

@@ -13,8 +13,7 @@ import time
 import psutil
 import pytest
 import yaml
-from conftest import ROOT, TINY, process_env
-from export.test_export import train
+from conftest import ROOT, TINY, process_env, python, train_recipe
 from runs.hf_models import short_text, write_chat_model
 from warm import ranks, started
 
@@ -177,9 +176,7 @@ def test_text_that_is_not_there_is_told_before_any_run_and_before_torch(tmp_path
         f"from sparsellm.cli import main\nsys.exit(main(['sweep', 'quality', '--set', "
         f"'logging.run_dir={tmp_path}']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=process_env()
-    )
+    done = python("-c", code)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
     assert "${SPARSELLM_DATA}/train*.parquet' names an environment variable" in done.stderr
@@ -247,13 +244,13 @@ def test_a_sweep_resumes_and_reports_without_the_folder_of_its_tokenizer(sweep_f
         return [is_finished(run) for run in load_plan(str(path), words).runs]
 
     for run in load_plan(str(path), words).runs:
-        train(run.recipe)
+        train_recipe(run.recipe)
     killed = tmp_path / "tiny" / "b-seed0"
     _go_back(killed, 2)
     folder.rename(tmp_path / "moved")
     assert finished() == [True, False]
     plan = load_plan(str(path), words)
-    train(plan.runs[1].recipe)
+    train_recipe(plan.runs[1].recipe)
     assert finished() == [True, True]
     begin(plan)
     write_sweep_report(plan.folder)
@@ -278,7 +275,7 @@ def test_a_sweep_leaves_pytorch_to_its_workers():
         "import sys; sys.modules |= dict.fromkeys(['torch', 'transformers', 'pyarrow'])\n"
         "import sparsellm.sweep.runner"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env=process_env())
+    assert python("-c", code).returncode == 0
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import set_arguments
+from conftest import Training, set_arguments
 from safetensors.torch import load_file
 from warm import ranks
 
@@ -91,17 +91,14 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, several
 @pytest.mark.parametrize(
     "config", [pytest.param("ddp8.yaml", marks=pytest.mark.long), "fsdp2.yaml"]
 )
-def test_muon_trains_to_the_losses_of_one_process(tiny_overrides, cli_here, config):
-    common = [*tiny_overrides, "optimizer.name=muon", "train.micro_batch_size=1"]
+def test_muon_trains_to_the_losses_of_one_process(tiny_overrides, train, config):
+    common = ["optimizer.name=muon", "train.micro_batch_size=1"]
     common += ["optimizer.gate_learning_rate=3e-2"]  # ten times that of all others
     common += ["optimizer.normalize_neurons=true"]
     common += ["runtime.compile=false", "validation.every_steps=0"]
     common += ["model.intermediate_size=65"]  # shards of 33 and 32 neurons
-    alone = [*common, "name=alone"]
-    done = cli_here("train", "--recipe", "debug", *set_arguments(alone))
-    assert done.returncode == 0, done.stderr
-    expected = [r["loss"] for r in read_metrics(load_recipe("debug", alone).run_path, "train")]
-    losses = [loss for loss, _ in _losses([*common, "name=several"], config)]
+    expected = train(*common, "name=alone").losses()
+    losses = [loss for loss, _ in _losses([*tiny_overrides, *common, "name=several"], config)]
     # Muon multiplies in bf16, which takes sums in another order to other digits.
     assert losses == pytest.approx(expected, rel=1e-4)
     assert losses[-1] < losses[0] - 0.05
@@ -188,42 +185,37 @@ def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_pro
 @pytest.mark.parametrize(
     "config", ["ddp8.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.long)]
 )
-def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, cli_here, config):
+def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, train, config):
     """Whether a step begins early, which none does before a save; and to the losses of one."""
-    common = [*tiny_overrides, "train.micro_batch_size=1", "validation.tokens=160"]
+    common = ["train.micro_batch_size=1", "validation.tokens=160"]
 
-    def records(name):
-        run_records = read_metrics(load_recipe("debug", [*common, f"name={name}"]).run_path)
-        return [
-            (r["kind"], r["step"], r["loss"], r.get("grad_norm"))
-            for r in run_records
-            if "loss" in r
-        ]
+    def records(done):
+        keys = ("kind", "step", "loss", "grad_norm")
+        return [tuple(map(record.get, keys)) for record in done.records() if "loss" in record]
 
-    def train(name, *overrides):
-        words = set_arguments([*common, f"name={name}", *overrides])
-        result = ranks(2, "-m", "sparsellm", "train", "debug", *words, config=config)
+    def train_on_two(*overrides):
+        settings = [*tiny_overrides, *common, *overrides]
+        words = ("-m", "sparsellm", "train", "debug", *set_arguments(settings))
+        result = ranks(2, *words, config=config)
         assert result.returncode == 0, result.stderr[-3000:]
-        return result.stdout
+        return Training(result, settings)
 
-    output = train("early", "checkpoint.every_steps=0")
-    assert output.count("step 4/4 | loss") == 1  # one rank speaks
-    straight = records("early")
-    train("saved", "checkpoint.every_steps=1")
-    assert records("saved") == straight
-    saved = load_recipe("debug", [*common, "name=saved"]).run_path / "checkpoints"
+    early = train_on_two("name=early", "checkpoint.every_steps=0")
+    assert early.stdout.count("step 4/4 | loss") == 1  # one rank speaks
+    straight = records(early)
+    saved = train_on_two("name=saved", "checkpoint.every_steps=1")
+    assert records(saved) == straight
     for step in (3, 4):  # as if it had been killed before
-        shutil.rmtree(saved / f"step_{step:08d}")
-    again = train("saved", "checkpoint.every_steps=1")
-    assert "resuming from" in again
-    assert "step 3/4 | loss" in again
-    assert records("saved") == straight
+        shutil.rmtree(saved.checkpoint(step))
+    again = train_on_two("name=saved", "checkpoint.every_steps=1")
+    assert "resuming from" in again.stdout
+    assert "step 3/4 | loss" in again.stdout
+    assert records(again) == straight
 
-    alone = cli_here("train", "debug", *set_arguments([*common, "name=alone"]))
-    assert alone.returncode == 0, alone.stderr
+    alone = train(*common, "name=alone")
     kinds = [kind for kind, *_ in straight]
     assert kinds == ["train"] * 4 + ["validation"]
-    for (*which, loss, _), (*same, of_one, _) in zip(straight, records("alone"), strict=True):
+    for (*which, loss, _), (*same, of_one, _) in zip(straight, records(alone), strict=True):
         assert which == same
         assert loss == pytest.approx(of_one, rel=1e-5)
 
@@ -258,33 +250,20 @@ def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_another_number_of_processes_continues_with_the_same_stream(tiny_overrides, cli_here):
-    overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
-    program = ["train", "--recipe", "debug"]
-    first = ranks(2, "-m", "sparsellm", *program, *set_arguments([*overrides, "name=changed"]))
-    assert first.returncode == 0, first.stderr[-3000:]
-    for name in ("changed", "straight"):
-        settings = set_arguments(
-            [*overrides, "train.steps=6", f"name={name}", "data.num_workers=1"]
-        )
-        trained = cli_here(*program, *settings)
-        assert trained.returncode == 0, trained.stderr[-3000:]
-    changed, straight = (
-        [
-            record["loss"]
-            for record in read_metrics(
-                load_recipe("debug", [*overrides, f"name={name}"]).run_path, "train"
-            )
-        ]
-        for name in ("changed", "straight")
-    )
-    assert len(changed) == 6
-    assert changed == pytest.approx(straight, rel=1e-5)
-    other = set_arguments([*overrides, "train.steps=7", "name=changed", "seed=1"])
-    refused = cli_here(*program, *other)
-    assert refused.returncode == 1
+def test_another_number_of_processes_continues_with_the_same_stream(tiny_overrides, train):
+    overrides = ["train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
+    first = [*tiny_overrides, *overrides, "name=changed"]
+    trained = ranks(2, "-m", "sparsellm", "train", "debug", *set_arguments(first))
+    assert trained.returncode == 0, trained.stderr[-3000:]
+    longer = [*overrides, "train.steps=6", "data.num_workers=1"]
+    changed, straight = (train(*longer, f"name={name}") for name in ("changed", "straight"))
+    losses = [record["loss"] for record in changed.records("train")]
+    assert len(losses) == 6
+    usual = [record["loss"] for record in straight.records("train")]
+    assert losses == pytest.approx(usual, rel=1e-5)
+    other = [*overrides, "train.steps=7", "name=changed", "seed=1"]
+    refused = train(*other, status=1)
     assert "seed 0 and this run has 1" in refused.stderr
     assert "data.on_mismatch=restart" in refused.stderr
-    restarted = cli_here(*program, *other, "--set", "data.on_mismatch=restart")
-    assert restarted.returncode == 0, restarted.stderr[-3000:]
+    restarted = train(*other, "data.on_mismatch=restart")
     assert "data stream starts over" in restarted.stdout

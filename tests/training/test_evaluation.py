@@ -11,7 +11,6 @@ from conftest import set_arguments
 from sparsellm.cli import main
 from sparsellm.evaluate.lm import SparseLM
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import loop
 
 EVALUATED = "evaluation.every_steps=2"
@@ -70,16 +69,9 @@ def test_sizes_are_scored_and_have_a_target(name):
 
 
 @pytest.mark.usefixtures("suite_of_two")
-def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(
-    tiny_overrides, test_data, tmp_path, cli_here, monkeypatch
-):
-    overrides = [*tiny_overrides, "validation.every_steps=0", "evaluation.every_steps=2"]
-    overrides += [
-        f"evaluation.data_dir={test_data / 'eval'}",
-        "evaluation.limit=3",
-        "evaluation.batch_size=4",
-        "checkpoint.every_steps=2",
-    ]
+def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(train, test_data, monkeypatch):
+    overrides = ["validation.every_steps=0", "evaluation.every_steps=2", "evaluation.limit=3"]
+    overrides += ["evaluation.batch_size=4", f"evaluation.data_dir={test_data / 'eval'}"]
     real, calls = SparseLM._model_call, []
 
     def faulty(self, *args, **kwargs):
@@ -90,18 +82,14 @@ def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(
             signal.raise_signal(signal.SIGTERM)
         return real(self, *args, **kwargs)
 
-    def kinds():
-        records = read_metrics(tmp_path / "runs" / "debug")
-        run_records = [r for r in records if not r["kind"].startswith("session")]
+    def kinds(done):
+        run_records = [r for r in done.records() if not r["kind"].startswith("session")]
         return [(r["kind"], r["step"]) for r in run_records[1:]]
 
     monkeypatch.setattr(SparseLM, "_model_call", faulty)
-    stopped = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-    assert stopped.returncode == 0, stopped.stderr
+    stopped = train(*overrides)
     assert "the evaluation failed (RuntimeError: CUDA out of memory)" in stopped.stderr
     assert "stopped after step 4 (SIGTERM)" in stopped.stdout
     trained = [("train", 2), ("failure", 2), ("train", 3), ("train", 4)]
-    assert kinds() == trained
-    resumed = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-    assert resumed.returncode == 0, resumed.stderr
-    assert kinds() == [*trained, ("evaluation", 4)]
+    assert kinds(stopped) == trained
+    assert kinds(train(*overrides)) == [*trained, ("evaluation", 4)]

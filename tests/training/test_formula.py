@@ -9,26 +9,19 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import set_arguments
 
-from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.telemetry.records import nnz_bucket_edges, position_bucket_starts, read_metrics
 from training.plain import PlainModel, global_batches, held_out
 
 
 @pytest.fixture
-def train(tiny_overrides, cli_here):
+def train(train):
     """Trains by the command; gives the recipe, the records of steps and the last checkpoint."""
 
-    def run(*overrides, init_from=None):
-        settings = [*tiny_overrides, "name=formula", *overrides]
-        begin = ["--init-from", str(init_from)] if init_from else []
-        result = cli_here("train", "debug", *begin, *set_arguments(settings))
-        assert result.returncode == 0, result.stderr
-        recipe = load_recipe("debug", settings)
-        records = read_metrics(recipe.run_path, "train")
-        return recipe, records, recipe.run_path / "checkpoints" / f"step_{recipe.train.steps:08d}"
+    def run(*words):
+        done = train(*words)
+        return done.recipe, done.records("train"), done.checkpoint(done.recipe.train.steps)
 
     return run
 
@@ -137,7 +130,7 @@ def test_statistics_and_averages_are_those_of_the_steps_that_were_taken(train):
         "train.spike_threshold=1.02",
         f"train.steps={STEPS}",
     ]
-    recipe, records, path = train(*STILL, *overrides, "name=still", init_from=weights)
+    recipe, records, path = train(*STILL, *overrides, "name=still", f"--init-from={weights}")
     model = PlainModel(recipe)
     model.load(checkpoint.read_kind(weights, "model"))
     steps = [_measured(model, tokens_BT1) for tokens_BT1 in islice(global_batches(recipe), STEPS)]

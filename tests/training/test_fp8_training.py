@@ -6,11 +6,8 @@ import shutil
 
 import pytest
 import torch
-from conftest import set_arguments
 
 from sparsellm.ffn.shared_linear import SharedLinear
-from sparsellm.recipe import load_recipe
-from sparsellm.runs.telemetry.records import read_metrics
 from training.gradient_worker import accumulated_gradients
 
 FP8 = ["runtime.precision=fp8", "model.hidden_size=32", "model.intermediate_size=96"]
@@ -51,17 +48,11 @@ def test_a_head_of_any_vocabulary_trains(tiny):
 
 
 @pytest.mark.slow
-def test_a_run_resumes_to_the_same_bits(tiny_overrides, cli_here):
-    common = [*tiny_overrides, *FP8, "train.steps=6", "checkpoint.every_steps=3", "name=run"]
-
-    def train():
-        done = cli_here("train", "--recipe", "debug", *set_arguments(common))
-        assert done.returncode == 0, done.stderr
-        path = load_recipe("debug", common).run_path
-        return done.stdout, path, [r["loss"] for r in read_metrics(path) if "loss" in r]
-
-    _, path, straight = train()
-    shutil.rmtree(path / "checkpoints" / "step_00000006")
-    output, _, resumed = train()
-    assert "resuming from" in output
-    assert resumed == straight
+def test_a_run_resumes_to_the_same_bits(train):
+    overrides = [*FP8, "train.steps=6", "checkpoint.every_steps=3"]
+    done = train(*overrides)
+    straight = done.losses()
+    shutil.rmtree(done.checkpoint(6))
+    resumed = train(*overrides)
+    assert "resuming from" in resumed.stdout
+    assert resumed.losses() == straight

@@ -22,7 +22,6 @@ from sparsellm.training.counting.kernel_policy import (
 from sparsellm.training.counting.layout import CounterLayout
 from sparsellm.training.objective import Objective
 from sparsellm.training.rehearsal import warm_up
-from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import choose_kernels
 
 COSTS = Costs(dense=1.0, fixed=0.4, per_neuron=0.01)  # left over 57 neurons, come back to below 52
@@ -239,13 +238,12 @@ def test_what_was_measured_is_said():
     assert described_costs([ffn]) is None
 
 
-def test_warm_up_runs_two_micro_batches_on_the_sparse_path_alone(tiny):
-    run = build_run(tiny())
+def test_warm_up_runs_two_micro_batches_on_the_sparse_path_alone(build):
+    run = build()
     assert run.recipe.accumulation_steps(1) > 1
     for ffn in run.ffns:
         ffn.use_kernels("auto", COSTS)
     paths = []
     run.objective.register_forward_hook(lambda *_: paths.append(run.ffns[0].path))
     warm_up(run)
-    close_run(run)
     assert paths == ["dense", "sparse", "sparse"]

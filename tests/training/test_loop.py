@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from conftest import ROOT, set_arguments
+from frozen_runs import TIMES
 from warm import ranks, started
 
 from sparsellm.processes.distributed import RankActivity
@@ -21,50 +22,35 @@ from sparsellm.runs.telemetry.metrics_log import MetricsLog
 from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import loop as train_module
 from sparsellm.training.resume.run_state import first_state
-from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import forward
-
-# What a record says of the machine, not of the training.
-TIMINGS = {
-    "tokens_per_second",
-    "step_ms",
-    "seconds",
-    "train_seconds",
-    "compile_seconds",
-    "memory_gib",
-}
 
 
 def _program(overrides):
     return ("-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(overrides))
 
 
-def _outcome(overrides):
+def _outcome(recipe):
     """Every recorded number but timings, and the last checkpoint's tensors."""
-    recipe = load_recipe("debug", overrides)
     records = [
-        {key: value for key, value in record.items() if key not in TIMINGS}
+        {key: value for key, value in record.items() if key not in TIMES}
         for record in read_metrics(recipe.run_path)
         if not record["kind"].startswith("session")
     ]
     recorded = {metric.name for metric in METRICS if metric.of is None}
-    assert all(
-        recorded <= record.keys() | TIMINGS for record in records if record["kind"] == "train"
-    )
+    assert all(recorded <= record.keys() | TIMES for record in records if record["kind"] == "train")
     path = checkpoint.latest(recipe.run_path / "checkpoints")
     tensors = {k: checkpoint.read_kind(path, k) for k in ("model", "optimizer", "stats")}
     return records, checkpoint.load(path), tensors, checkpoint.data_states(path)
 
 
-def _whole_and_resumed(cli_here, overrides, last):
-    """The outcomes of a run, and of the same run resumed as if killed before it saved ``last``."""
+def _whole_and_resumed(train, overrides, last):
+    """The outcomes of a run, and of the same run resumed as if killed before step ``last``."""
     outcomes = []
     for _ in range(2):
-        trained = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-        assert trained.returncode == 0, trained.stderr
-        outcomes.append(_outcome(overrides))
-        shutil.rmtree(load_recipe("debug", overrides).run_path / "checkpoints" / last)
-    assert "resuming from" in trained.stdout
+        done = train(*overrides)
+        outcomes.append(_outcome(done.recipe))
+        shutil.rmtree(done.checkpoint(last))
+    assert "resuming from" in done.stdout
     return outcomes
 
 
@@ -79,11 +65,11 @@ def _assert_same(one, other):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, cli_here):
-    overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1000"]
+def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, train):
+    overrides = ["train.steps=60", "checkpoint.every_steps=1000"]
     overrides += ["data.num_workers=2", "sparsity.reinit_rate=0.1"]
-    lines = []
-    with started(*_program([*overrides, "name=stopped"])) as (process, printed):
+    stopped, lines = [*tiny_overrides, *overrides, "name=stopped"], []
+    with started(*_program(stopped)) as (process, printed):
         for line in printed:
             lines.append(line)
             if line.startswith("step 10/"):
@@ -91,25 +77,25 @@ def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, cli_here):
         assert process.wait() == 0, "".join(lines)
     assert "(SIGTERM); the same command resumes here" in lines[-1]
     assert "step 60/60" not in "".join(lines)
-    resumed = ranks(1, *_program([*overrides, "name=stopped"]))
+    resumed = ranks(1, *_program(stopped))
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming from" in resumed.stdout
-    straight = cli_here("train", "debug", *set_arguments([*overrides, "name=straight"]))
-    assert straight.returncode == 0, straight.stderr
-    _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=stopped"]))
+    straight = train(*overrides, "name=straight")
+    _assert_same(_outcome(straight.recipe), _outcome(load_recipe("debug", stopped)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sigkills_change_nothing(tiny_overrides, cli_here):
+def test_sigkills_change_nothing(tiny_overrides, train):
     """Bit-identical losses, statistics and weights after kills at random instants."""
-    overrides = [*tiny_overrides, "train.steps=32", "checkpoint.every_steps=1"]
+    overrides = ["train.steps=32", "checkpoint.every_steps=1"]
     overrides += ["validation.every_steps=7", "data.num_workers=1"]
+    killed = [*tiny_overrides, *overrides, "name=killed"]
     chance = random.Random(4)
     killed_at = []
     for _ in range(4):
         steps_to_see = chance.randint(1, 7)
-        with started(*_program([*overrides, "name=killed"])) as (process, printed):
+        with started(*_program(killed)) as (process, printed):
             for line in printed:
                 steps_to_see -= line.startswith("step ")
                 if steps_to_see == 0:
@@ -118,28 +104,22 @@ def test_sigkills_change_nothing(tiny_overrides, cli_here):
                     killed_at.append(line)
                     process.send_signal(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL, killed_at
-    finished = ranks(1, *_program([*overrides, "name=killed"]))
+    finished = ranks(1, *_program(killed))
     assert finished.returncode == 0, finished.stderr
     assert "resuming from" in finished.stdout
-    straight = cli_here("train", "debug", *set_arguments([*overrides, "name=straight"]))
-    assert straight.returncode == 0, straight.stderr
-    _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=killed"]))
+    straight = train(*overrides, "name=straight")
+    _assert_same(_outcome(straight.recipe), _outcome(load_recipe("debug", killed)))
 
 
-def test_between_progress_lines_a_terminal_shows_the_step(tiny_overrides, cli_here, monkeypatch):
+def test_between_progress_lines_a_terminal_shows_the_step(train, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    changes = ["train.steps=4", "logging.every_steps=4", "validation.every_steps=4"]
-    arguments = set_arguments([*tiny_overrides, *changes])
-    done = cli_here("train", "debug", *arguments)
-    assert done.returncode == 0
+    done = train("train.steps=4", "logging.every_steps=4", "validation.every_steps=4")
     assert re.findall(r"\rstep (\d)/4 … +\r", done.stderr) == ["0", "1", "2", "3"]
     assert re.search(r"\rstep 4 \| validation … +\r", done.stderr)
     assert re.findall(r"^step (\d)/4 \| loss", done.stdout, re.MULTILINE) == ["1", "4"]
 
 
-def test_what_a_rank_does_is_told_and_records_are_on_disk_before_a_checkpoint(
-    tiny_overrides, cli_here, monkeypatch
-):
+def test_what_a_rank_does_is_told_and_records_are_on_disk_before_a_checkpoint(train, monkeypatch):
     """Other ranks name it if it hangs; a record of a step that a checkpoint has is never lost."""
     phases = []
     begin, sync, save = RankActivity.begin, MetricsLog.sync, train_module.begin_save
@@ -150,10 +130,8 @@ def test_what_a_rank_does_is_told_and_records_are_on_disk_before_a_checkpoint(
     monkeypatch.setattr(
         train_module, "begin_save", lambda run: (phases.append("checkpoint"), save(run))
     )
-    overrides = [*tiny_overrides, "train.steps=2", "train.micro_batch_size=8"]
-    overrides += ["validation.every_steps=2", "runtime.compile=false"]
-    result = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-    assert result.returncode == 0, result.stderr
+    overrides = ["train.steps=2", "train.micro_batch_size=8", "validation.every_steps=2"]
+    train(*overrides, "runtime.compile=false")
     phases = phases[phases.index(("reading data", 0)) :]
 
     second_step = [("reading data", 1), ("computing", 1)]  # of the second step, within the first
@@ -164,15 +142,13 @@ def test_what_a_rank_does_is_told_and_records_are_on_disk_before_a_checkpoint(
     assert phases[1 : 1 + len(steps) + len(after)] == [*steps, *after]
 
 
-def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_here):
-    overrides = [*tiny_overrides, "train.steps=15", "sparsity.l1_coefficient=0.1"]
+def test_sparse_kernels_train_to_the_losses_of_dense_ones(train):
+    overrides = ["train.steps=15", "sparsity.l1_coefficient=0.1"]
     overrides += ["runtime.activation_checkpointing=true"]
     outcomes = []
     for kernels in ("dense", "sparse"):
-        arguments = set_arguments([*overrides, f"ffn.kernels={kernels}", f"name={kernels}"])
-        result = cli_here("train", "--recipe", "debug", *arguments)
-        assert result.returncode == 0, result.stderr
-        outcomes.append(_outcome([*overrides, f"name={kernels}"])[0])
+        done = train(*overrides, f"ffn.kernels={kernels}", f"name={kernels}")
+        outcomes.append(_outcome(done.recipe)[0])
     first, same = outcomes[0][0], outcomes[1][0]
     assert first["sparsity"] == same["sparsity"]  # the same weights: exactly
     assert first["kernels"]["union_mean"] == same["kernels"]["union_mean"]
@@ -189,34 +165,31 @@ def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_he
 
 
 @pytest.mark.slow
-def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides, cli_here):
+def test_sparse_kernels_resume_to_the_same_bits(train):
     """… though a resumed run reserves for the worst case, where the other's patterns overflow."""
-    overrides = [*tiny_overrides, "ffn.kernels=sparse", "model.intermediate_size=2048"]
+    overrides = ["ffn.kernels=sparse", "model.intermediate_size=2048"]
     overrides += ["sparsity.l1_coefficient=0.02", "optimizer.min_lr_ratio=1", "train.steps=38"]
     overrides += ["checkpoint.every_steps=32", "validation.every_steps=32"]
-    outcomes = _whole_and_resumed(cli_here, overrides, "step_00000038")
+    outcomes = _whole_and_resumed(train, overrides, last=38)
     for record in (*outcomes[0][0], *outcomes[1][0]):
         record.get("kernels", {}).pop("overflows", None)
     _assert_same(*outcomes)
 
 
-def test_dropout_in_attention_resumes_to_the_same_bits(tiny_overrides, cli_here):
-    overrides = [*tiny_overrides, "model.huggingface={attention_dropout: 0.2}"]
-    _assert_same(*_whole_and_resumed(cli_here, overrides, "step_00000004"))
+def test_dropout_in_attention_resumes_to_the_same_bits(train):
+    dropout = ["model.huggingface={attention_dropout: 0.2}"]
+    _assert_same(*_whole_and_resumed(train, dropout, last=4))
 
 
-def test_dropout_follows_from_the_seed_and_the_rank(tiny, monkeypatch):
+def test_dropout_follows_from_the_seed_and_the_rank(build, monkeypatch):
     """Not from what the process has drawn before, such as for another run of a sweep."""
 
     def first_loss(rank=0, seed=0):
-        run = build_run(tiny("model.huggingface={attention_dropout: 0.5}", f"seed={seed}"))
+        run = build("model.huggingface={attention_dropout: 0.5}", f"seed={seed}")
         with monkeypatch.context() as patch:
             patch.setattr(type(run.accelerator), "process_index", rank)
             first_state(run, None, None)
-        try:
-            return forward(run, torch.arange(66).view(2, 33)).cross_entropy_sum.item()
-        finally:
-            close_run(run)
+        return forward(run, torch.arange(66).view(2, 33)).cross_entropy_sum.item()
 
     once = first_loss()
     torch.rand(3)
@@ -226,78 +199,62 @@ def test_dropout_follows_from_the_seed_and_the_rank(tiny, monkeypatch):
 
 
 @pytest.mark.slow
-def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides, cli_here):
+def test_divergence_stops_with_the_last_good_checkpoint_named(train):
     """The last step's own checkpoint would give the same numbers again."""
-    overrides = [*tiny_overrides, "checkpoint.every_steps=1", "train.steps=3"]
-    assert cli_here("train", "--recipe", "debug", *set_arguments(overrides)).returncode == 0
-    overrides += ["train.steps=20", "optimizer.learning_rate=1e30", "optimizer.clip_norm=1e30"]
-    diverged = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-    assert diverged.returncode == 1
+    saves = "checkpoint.every_steps=1"
+    good = train(saves, "train.steps=3").checkpoint(3)
+    steep = ["optimizer.learning_rate=1e30", "optimizer.clip_norm=1e30"]
+    diverged = train(saves, "train.steps=20", *steep, status=1)
     last = diverged.stderr.strip().splitlines()[-1]
     assert last.startswith("error: step ")
     assert "the weights were not changed. Last good checkpoint: " in last
-    good = load_recipe("debug", overrides).run_path / "checkpoints" / "step_00000003"
     assert f"--resume {good}" in last
     weights = checkpoint.read_kind(good, "model").values()
     assert all(bool(w.isfinite().all()) for w in weights)
 
 
-def test_resume_says_what_the_recipe_changed_and_continues(tiny_overrides, cli_here):
-    def train(*overrides):
-        return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
-
-    assert train().returncode == 0
-    first = checkpoint.load(
-        load_recipe("debug", tiny_overrides).run_path / "checkpoints/step_00000004"
-    )
+def test_resume_says_what_the_recipe_changed_and_continues(train):
+    first = checkpoint.load(train().checkpoint(4))
     longer = train("train.steps=6")
-    assert longer.returncode == 0, longer.stderr
     assert "changed since the checkpoint: train.steps 4 → 6" in longer.stdout
-    records, snapshot, *_ = _outcome([*tiny_overrides, "train.steps=6"])
+    records, snapshot, *_ = _outcome(longer.recipe)
     assert snapshot.step == 6
     assert first.manifest.id in snapshot.manifest.ancestors
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
-    sessions = read_metrics(load_recipe("debug", tiny_overrides).run_path, "session")
-    assert [session.get("changes") for session in sessions] == [None, ["train.steps 4 → 6"]]
+    changes = [session.get("changes") for session in longer.records("session")]
+    assert changes == [None, ["train.steps 4 → 6"]]
     again = train("train.steps=6", "sparsity.l1_coefficient=9")
-    assert again.returncode == 0
     assert "nothing to do: this run has done 6 steps of train.steps 6" in again.stdout
-    recipe_file = load_recipe("debug", tiny_overrides).run_path / "recipe.yaml"
-    assert load_recipe(str(recipe_file)).sparsity.l1_coefficient != 9  # what trained stays written
+    written = load_recipe(str(again.path / "recipe.yaml"))
+    assert written.sparsity.l1_coefficient != 9  # what trained stays written
 
 
-def test_tokens_are_counted_where_the_batch_changes(tiny_overrides, cli_here):
-    def train(*overrides):
-        return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
-
-    assert train().returncode == 0
+def test_tokens_are_counted_where_the_batch_changes(train):
+    train()
     larger = train("train.steps=6", "train.global_batch_tokens=512")
-    assert "done: 6 steps, 2,048 tokens" in larger.stdout, larger.stderr
-    records, snapshot, *_ = _outcome([*tiny_overrides, "train.steps=6"])
+    assert "done: 6 steps, 2,048 tokens" in larger.stdout
+    records, snapshot, *_ = _outcome(larger.recipe)
     tokens = [r["tokens"] for r in records if r["kind"] == "train"]
     assert tokens == [256, 512, 768, 1024, 1536, 2048]
     assert snapshot.trainer["tokens"] == 2048
 
 
 def test_text_is_read_while_the_model_compiles_and_a_run_that_is_over_compiles_nothing(
-    tiny_overrides, cli_here, monkeypatch
+    train, monkeypatch
 ):
-    overrides, warm_up = ["data.num_workers=1"], train_module.rehearsal.warm_up
-    readers = []
+    readers, warm_up = [], train_module.rehearsal.warm_up
 
     def observed(run):
         readers.append(len(run.loader.worker_pids))
         warm_up(run)
 
     monkeypatch.setattr(train_module.rehearsal, "warm_up", observed)
-    command = ("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
     for _ in range(2):
-        assert cli_here(*command).returncode == 0
+        train("data.num_workers=1")
     assert readers == [1]
 
 
-def test_resume_takes_a_run_and_a_stop_says_how_to_go_on(tiny_overrides, cli_here, monkeypatch):
-    arguments = ["train", "--recipe", "debug", *set_arguments([*tiny_overrides, "train.steps=6"])]
+def test_resume_takes_a_run_and_a_stop_says_how_to_go_on(train, monkeypatch):
     line = train_module.progress_line
 
     def stop_at_3(record, recipe):
@@ -306,46 +263,36 @@ def test_resume_takes_a_run_and_a_stop_says_how_to_go_on(tiny_overrides, cli_her
         return line(record, recipe)
 
     monkeypatch.setattr(train_module, "progress_line", stop_at_3)
-    fresh = cli_here(*arguments, "--fresh")
-    assert "without --fresh the same command resumes here" in fresh.stdout, fresh.stderr
-    run_path = load_recipe("debug", tiny_overrides).run_path
-    resumed = cli_here(*arguments, "--resume", str(run_path))
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"resuming from {run_path / 'checkpoints'}/step_00000004" in resumed.stdout
+    fresh = train("train.steps=6", "--fresh")
+    assert "without --fresh the same command resumes here" in fresh.stdout
+    resumed = train("train.steps=6", f"--resume={fresh.path}")
+    assert f"resuming from {fresh.checkpoint(4)}" in resumed.stdout
     assert "done: 6 steps" in resumed.stdout
 
 
-def test_fresh_moves_nothing_before_the_new_run_can_start(tiny_overrides, cli_here, tmp_path):
-    arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
-    assert cli_here(*arguments).returncode == 0
-    run_path = load_recipe("debug", tiny_overrides).run_path
+def test_fresh_moves_nothing_before_the_new_run_can_start(train, tmp_path):
+    run_path = train().path
     before = sorted(run_path.rglob("*"))
-    typo = cli_here(*arguments, "--fresh", "--init-from", str(tmp_path / "typo"))
-    assert typo.returncode == 1
+    typo = train("--fresh", f"--init-from={tmp_path / 'typo'}", status=1)
     assert "is not a checkpoint" in typo.stderr
     assert sorted(run_path.rglob("*")) == before
 
 
-def test_other_data_in_the_run_folder_is_refused_with_what_changed(tiny_overrides, cli_here):
-    arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
-    assert cli_here(*arguments).returncode == 0
+def test_other_data_in_the_run_folder_is_refused_with_what_changed(train):
+    train()
     files = [f"data.files={ROOT / 'README.md'}", "data.corpus=local", "validation.every_steps=0"]
-    other = cli_here(*arguments, *set_arguments([*files, "train.steps=9"]))
-    assert other.returncode == 1
+    other = train(*files, "train.steps=9", status=1)
     assert "(changed since the checkpoint: data.corpus sample → local, data.files" in other.stderr
     assert "validation" not in other.stderr
 
 
-def test_fresh_trains_a_model_of_other_shapes_in_the_run_folder(tiny_overrides, cli_here):
-    arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
-    wider = [*arguments, "--set", "model.intermediate_size=96"]
-    assert cli_here(*arguments).returncode == 0
-    assert cli_here(*wider).returncode == 1
-    run_path = load_recipe("debug", tiny_overrides).run_path
-    fresh = cli_here(*wider, "--fresh")
-    assert fresh.returncode == 0, fresh.stderr
+def test_fresh_trains_a_model_of_other_shapes_in_the_run_folder(train):
+    train()
+    wider = "model.intermediate_size=96"
+    train(wider, status=1)
+    fresh = train(wider, "--fresh")
     assert "the earlier run is now" in fresh.stdout
-    assert (run_path.with_name("debug.1") / "metrics.jsonl").is_file()
+    assert (fresh.path.with_name("debug.1") / "metrics.jsonl").is_file()
 
 
 def test_ctrl_c_prints_no_traceback(cli_here, monkeypatch):
@@ -364,8 +311,8 @@ def test_recipe_show_takes_as_many_gpus_as_the_batch_divides_over(cli_here):
     assert re.search(r"^# tokens in all +983,040$", shown.stdout, re.MULTILINE)
 
 
-def test_recipe_show_is_a_recipe_with_its_counts(cli, tmp_path):
-    shown = cli("recipe", "show", "--recipe", "0.5b", "--set", "train.micro_batch_size=8")
+def test_recipe_show_is_a_recipe_with_its_counts(cli_here, tmp_path):
+    shown = cli_here("recipe", "show", "--recipe", "0.5b", "--set", "train.micro_batch_size=8")
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"^# parameters +514,099,200 ", shown.stdout, re.MULTILINE)
     assert "8 GPUs × 8 micro-batches × 8 sequences × 2048 tokens" in shown.stdout

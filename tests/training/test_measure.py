@@ -5,26 +5,14 @@ from __future__ import annotations
 import signal
 
 import pytest
-from conftest import set_arguments
 
 from sparsellm.data.loader import TokenLoader
-from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training.validation import ValidationSet
 
 
-@pytest.fixture
-def train(tiny_overrides, cli_here):
-    def run(*overrides):
-        return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
-
-    run.path = load_recipe("debug", tiny_overrides).run_path
-    return run
-
-
-def _kinds(train):
-    records = [r for r in read_metrics(train.path) if not r["kind"].startswith("session")]
+def _kinds(done):
+    records = [r for r in done.records() if not r["kind"].startswith("session")]
     return [(r["kind"], r["step"]) for r in records if r["kind"] != "train"]
 
 
@@ -47,10 +35,8 @@ def _raise(error):
 
 def test_a_text_too_short_to_hold_out_trains_without_validation(train, tmp_path):
     (tmp_path / "a.txt").write_text("a few words " * 100)
-    result = train(f"data.files=[{tmp_path}/a.txt]", "validation.every_steps=2")
-    assert result.returncode == 0, result.stderr
-    records = read_metrics(train.path, "failure")
-    assert [(r["what"], r["step"], r["error"]) for r in records] == [
+    done = train(f"data.files=[{tmp_path}/a.txt]", "validation.every_steps=2")
+    assert [(r["what"], r["step"], r["error"]) for r in done.records("failure")] == [
         ("validation", 2, "no held-out text"),
         ("validation", 4, "no held-out text"),
     ]
@@ -59,28 +45,23 @@ def test_a_text_too_short_to_hold_out_trains_without_validation(train, tmp_path)
 def test_a_failed_validation_is_logged_and_training_continues(train, monkeypatch):
     error = RuntimeError("CUDA out of memory")
     _at_call(monkeypatch, ValidationSet, "_batch", 2, lambda: _raise(error))
-    result = train("validation.every_steps=2")
-    assert result.returncode == 0, result.stderr
-    assert "warning: step 2: the validation failed (RuntimeError: CUDA out of memory)" in (
-        result.stderr
-    )
-    assert _kinds(train) == [("failure", 2), ("validation", 4)]
+    done = train("validation.every_steps=2")
+    warning = "warning: step 2: the validation failed (RuntimeError: CUDA out of memory)"
+    assert warning in done.stderr
+    assert _kinds(done) == [("failure", 2), ("validation", 4)]
     # A run that was killed there does not fail at it again and again.
     longer = train("validation.every_steps=2", "train.steps=6")
-    assert longer.returncode == 0, longer.stderr
-    assert _kinds(train) == [("failure", 2), ("validation", 4), ("validation", 6)]
+    assert _kinds(longer) == [("failure", 2), ("validation", 4), ("validation", 6)]
 
 
 def test_a_failed_validation_that_is_to_stop_the_run_comes_after_the_save(train, monkeypatch):
     error = ValueError("no good")
     _at_call(monkeypatch, ValidationSet, "_batch", 1, lambda: _raise(error))
-    result = train("validation.every_steps=2", "validation.on_error=stop")
-    assert result.returncode == 1
-    assert result.stderr == "error: no good\n"
-    assert checkpoint.latest(train.path / "checkpoints").name == "step_00000002"
+    stopped = train("validation.every_steps=2", "validation.on_error=stop", status=1)
+    assert stopped.stderr == "error: no good\n"
+    assert checkpoint.latest(stopped.path / "checkpoints").name == "step_00000002"
     again = train("validation.every_steps=2", "validation.on_error=stop")
-    assert again.returncode == 0, again.stderr
-    assert _kinds(train) == [("validation", 2), ("validation", 4)]
+    assert _kinds(again) == [("validation", 2), ("validation", 4)]
 
 
 @pytest.mark.parametrize("steps", [2, 4])  # the last one, and one before
@@ -89,32 +70,23 @@ def test_a_signal_within_validation_leaves_it_to_the_resumed_run(train, monkeypa
     with monkeypatch.context() as patch:
         _at_call(patch, ValidationSet, "_batch", 2, lambda: signal.raise_signal(signal.SIGTERM))
         stopped = train(*stopping)
-    assert stopped.returncode == 0, stopped.stderr
     assert "stopped after step 2 (SIGTERM); the same command resumes here" in stopped.stdout
     assert "SIGTERM: saves after this step" in stopped.stderr or not stopped.stderr
-    assert _kinds(train) == []
-    assert checkpoint.latest(train.path / "checkpoints").name == "step_00000002"
-    resumed = train(*stopping)
-    assert resumed.returncode == 0, resumed.stderr
-    assert _kinds(train) == [("validation", step) for step in range(2, steps + 1, 2)]
+    assert _kinds(stopped) == []
+    assert checkpoint.latest(stopped.path / "checkpoints").name == "step_00000002"
+    assert _kinds(train(*stopping)) == [("validation", step) for step in range(2, steps + 1, 2)]
 
 
 def test_a_rank_without_data_saves_what_the_steps_before_made(train, monkeypatch):
     straight = train("name=straight", "train.micro_batch_size=4")
-    assert straight.returncode == 0, straight.stderr
     with monkeypatch.context() as patch:
         error = FileNotFoundError("shard 7 is missing; restore it")
         # Two micro-batches a step: the second of step 4, when the first has moved the position.
         _at_call(patch, TokenLoader, "__next__", 8, lambda: _raise(error))
-        failed = train("checkpoint.every_steps=1000", "train.micro_batch_size=4")
-    assert failed.returncode == 1
+        failed = train("checkpoint.every_steps=1000", "train.micro_batch_size=4", status=1)
     assert failed.stderr == "error: shard 7 is missing; restore it\n"
     assert failed.stdout.endswith("step_00000003\n"), failed.stdout
     resumed = train("train.micro_batch_size=4")
-    assert resumed.returncode == 0, resumed.stderr
-    losses = [
-        [record["loss"] for record in read_metrics(path, "train")]
-        for path in (train.path, train.path.with_name("straight"))
-    ]
+    losses = [[r["loss"] for r in done.records("train")] for done in (resumed, straight)]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4

@@ -19,7 +19,6 @@ from sparsellm.training import micro_batch, rehearsal
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch, possible_sizes
 from sparsellm.training.objective import Objective, total_loss
 from sparsellm.training.rehearsal import double_if_it_fits
-from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import clear_gradients, forward
 
 WORKER = Path(__file__).with_name("small_memory.py")
@@ -83,16 +82,13 @@ def memory(tiny, monkeypatch):
 
 
 @pytest.fixture
-def train(tiny_overrides, cli_here):
-    common = [*tiny_overrides, ONE_LAYER, "ffn.kernels=sparse", "runtime.compile=false"]
+def train(train):
+    common = [ONE_LAYER, "ffn.kernels=sparse", "runtime.compile=false", "train.steps=12"]
     common += ["validation.every_steps=12", "optimizer.min_lr_ratio=1", "checkpoint.every_steps=10"]
 
     def run(name, *further):
-        settings = [*common, f"name={name}", "train.steps=12", *further]
-        result = cli_here("train", "--recipe", "debug", *set_arguments(settings))
-        assert result.returncode == 0, result.stderr
-        records = read_metrics(load_recipe("debug", settings).run_path, "train")
-        return result.stdout, records
+        done = train(*common, f"name={name}", *further)
+        return done.stdout, done.records("train")
 
     return run
 
@@ -128,7 +124,7 @@ def test_it_grows_and_neither_losses_nor_a_resume_notice(memory, train):
 @pytest.mark.parametrize(
     ("precision", "distils"), [("fp32", False), ("fp8", False), ("fp32", True)]
 )
-def test_a_growth_compiles_nothing(memory, tiny, monkeypatch, precision, distils):
+def test_a_growth_compiles_nothing(memory, build, monkeypatch, precision, distils):
     # Which sizes a graph is for is known once it is traced; machine code for it takes seconds.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
@@ -138,24 +134,20 @@ def test_a_growth_compiles_nothing(memory, tiny, monkeypatch, precision, distils
     teacher_BTV = torch.randn(4, 32, 320, generator=torch.Generator().manual_seed(0))
     runs = []
     for compiled in (True, False):
-        run = build_run(tiny(*recipe, "train.micro_batch_size=auto", f"runtime.compile={compiled}"))
+        run = build(*recipe, "train.micro_batch_size=auto", f"runtime.compile={compiled}")
         runs.append(run)
         for layer in run.model.model.layers:  # FSDP2's hooks, too, make new tensors of a block's
             layer.register_forward_pre_hook(lambda _, args: tuple(x.view_as(x) for x in args))
-    try:
-        for size in (2, 4):  # torch would compile a first size of 1 for itself
-            gradients = []
-            for run in runs:
-                if distils:
-                    run.teacher = SimpleNamespace(logits=lambda ids_BT: teacher_BTV[: len(ids_BT)])
-                _backward(run, tokens_BT1[:size], distillation=0.5 * distils)
-                gradients.append([p.grad for p in run.model.parameters()])
-                clear_gradients(run.optimizer, run.objective)
-            torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
-            assert counters["stats"]["unique_graphs"] == 2  # a block, the loss
-    finally:
+    for size in (2, 4):  # torch would compile a first size of 1 for itself
+        gradients = []
         for run in runs:
-            close_run(run)
+            if distils:
+                run.teacher = SimpleNamespace(logits=lambda ids_BT: teacher_BTV[: len(ids_BT)])
+            _backward(run, tokens_BT1[:size], distillation=0.5 * distils)
+            gradients.append([p.grad for p in run.model.parameters()])
+            clear_gradients(run.optimizer, run.objective)
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+        assert counters["stats"]["unique_graphs"] == 2  # a block, the loss
 
 
 def _backward(run, tokens_BT1, distillation):
@@ -164,34 +156,28 @@ def _backward(run, tokens_BT1, distillation):
 
 
 @pytest.mark.parametrize(("room", "size"), [(10, 2), (9, 1), (None, 1)])
-def test_it_grows_where_twice_the_activations_fit(memory, tiny, monkeypatch, room, size):
-    run = build_run(tiny("train.micro_batch_size=auto", "runtime.compile=false"))
+def test_it_grows_where_twice_the_activations_fit(memory, build, monkeypatch, room, size):
+    run = build("train.micro_batch_size=auto", "runtime.compile=false")
     # Between steps 5 parts are in use, and 8 at the peak: 1 of gradients, 2 that double.
     part = sum(p.nbytes for p in run.objective.parameters())
     used = (5 * part, 8 * part) if room else None
     monkeypatch.setattr(micro_batch, "memory_used", lambda device: used)
     monkeypatch.setattr(micro_batch, "device_memory", lambda device: (room or 10) * part)
     monkeypatch.setattr(micro_batch, "ROOM", 1.0)
-    try:
-        for _ in range(CALM_STEPS + 1):
-            double_if_it_fits(run, [True, True])
-        assert run.micro_batch.size == size
-    finally:
-        close_run(run)
+    for _ in range(CALM_STEPS + 1):
+        double_if_it_fits(run, [True, True])
+    assert run.micro_batch.size == size
 
 
 @pytest.mark.parametrize(("reshards", "predicted"), [(False, 9), (True, 10)])
-def test_what_fsdp2_gathers_does_not_grow(memory, tiny, monkeypatch, reshards, predicted):
-    run = build_run(tiny("train.micro_batch_size=1", "runtime.compile=false"))
+def test_what_fsdp2_gathers_does_not_grow(memory, build, monkeypatch, reshards, predicted):
+    run = build("train.micro_batch_size=1", "runtime.compile=false")
     monkeypatch.setattr(rehearsal, "FSDPModule", type(run.objective))
     plugin = SimpleNamespace(reshard_after_forward=reshards)
     monkeypatch.setitem(run.accelerator.state.__dict__, "fsdp_plugin", plugin)
     # At the peak 4 parts more than between steps: whole gradients, gathered weights, 2 that double.
     part = sum(p.nbytes for p in run.objective.parameters())
-    try:
-        assert rehearsal._predicted(run, 3 * part, 7 * part) == predicted * part
-    finally:
-        close_run(run)
+    assert rehearsal._predicted(run, 3 * part, 7 * part) == predicted * part
 
 
 def test_a_size_that_does_not_fit_is_not_taken(memory, train, monkeypatch):

@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import set_arguments
-
-from sparsellm.recipe import load_recipe
-from sparsellm.runs.telemetry.records import read_metrics
 
 
 def _corpus(folder, name, text):
@@ -23,18 +19,13 @@ def _corpus(folder, name, text):
     return path
 
 
-def test_text_that_repeats_is_told_and_counted(tiny_overrides, tmp_path, cli_here):
+def test_text_that_repeats_is_told_and_counted(train, tmp_path):
     """A document of 1,280 tokens ends within the 40th sequence of 32: the last one of step 5."""
     (tmp_path / "a.txt").write_text("x" * 1279)
-    overrides = [*tiny_overrides, f"data.corpus={tmp_path / 'a.txt'}", "data.tokenizer=bytes"]
+    overrides = [f"data.corpus={tmp_path / 'a.txt'}", "data.tokenizer=bytes"]
     overrides += ["data.validation_fraction=0", "validation.every_steps=0"]
-    trained, resumed = (
-        cli_here("train", "debug", *set_arguments([*overrides, f"train.steps={steps}"]))
-        for steps in (6, 7)
-    )
-    assert (trained.returncode, resumed.returncode) == (0, 0), trained.stderr + resumed.stderr
-    records = read_metrics(load_recipe("debug", overrides).run_path, "train")
-    assert [r.get("epochs") for r in records] == [
+    trained, resumed = (train(*overrides, f"train.steps={steps}") for steps in (6, 7))
+    assert [r.get("epochs") for r in resumed.records("train")] == [
         *[None] * 4,
         {"local": 1 / 8},
         {"local": 1},
@@ -50,39 +41,30 @@ def test_text_that_repeats_is_told_and_counted(tiny_overrides, tmp_path, cli_her
     assert "epoch 2.00" in resumed.stdout
 
 
-def test_a_mixture_is_recorded_by_corpus_and_resumes(tiny_overrides, tmp_path, cli_here):
+def test_a_mixture_is_recorded_by_corpus_and_resumes(train, tmp_path):
     paths = [_corpus(tmp_path, "words", "some words"), _corpus(tmp_path, "code", "f(x)")]
     (tmp_path / "both.yaml").write_text(
         f"source: mixture\ncorpora: {{{paths[0]}: 3, {paths[1]}: 1}}\n"
     )
-    overrides = [*tiny_overrides, f"data.corpus={tmp_path / 'both.yaml'}"]
+    both = f"data.corpus={tmp_path / 'both.yaml'}"
     for steps in (2, 4):
-        trained = cli_here("train", "debug", *set_arguments([*overrides, f"train.steps={steps}"]))
-        assert trained.returncode == 0, trained.stderr
+        trained = train(both, f"train.steps={steps}")
     assert "resuming from" in trained.stdout
     assert "| words " in trained.stdout
-    records = read_metrics(load_recipe("debug", overrides).run_path)
-    counted = [r["corpus_tokens"] for r in records if r["kind"] == "train"]
+    counted = [r["corpus_tokens"] for r in trained.records("train")]
     assert [sum(tokens.values()) for tokens in counted] == [256, 512, 768, 1024]
     assert counted[-1]["code"] == pytest.approx(256, abs=64)
-    held_out = [r for r in records if r["kind"] == "validation"][-1]
-    assert held_out["by_corpus"].keys() == {"words", "code"}
-    assert (
-        min(held_out["by_corpus"].values()) < held_out["loss"] < max(held_out["by_corpus"].values())
-    )
+    held_out = trained.records("validation")[-1]
+    losses = held_out["by_corpus"]
+    assert losses.keys() == {"words", "code"}
+    assert min(losses.values()) < held_out["loss"] < max(losses.values())
 
-    further = ["seed=1", "data.on_mismatch=restart", "train.steps=6"]
-    restarted = cli_here("train", "debug", *set_arguments([*overrides, *further]))
-    assert "data stream starts over" in restarted.stdout, restarted.stderr
-    records = read_metrics(load_recipe("debug", overrides).run_path, "train")
-    counted = [r["corpus_tokens"] for r in records]
+    restarted = train(both, "seed=1", "data.on_mismatch=restart", "train.steps=6")
+    assert "data stream starts over" in restarted.stdout
+    counted = [r["corpus_tokens"] for r in restarted.records("train")]
     assert [sum(tokens.values()) for tokens in counted] == [256 * step for step in range(1, 7)]
     assert counted[5]["code"] >= counted[3]["code"]
 
-    one = [*tiny_overrides, f"data.corpus={paths[0]}", "data.text_field=nope"]
-    refused = cli_here("train", "debug", *set_arguments([*one, "name=other"]))
-    assert refused.returncode == 1
-    assert (
-        "line 1 has no key 'nope'; it has body. Name its text with data.text_field"
-        in refused.stderr
-    )
+    refused = train(f"data.corpus={paths[0]}", "data.text_field=nope", "name=other", status=1)
+    remedy = "line 1 has no key 'nope'; it has body. Name its text with data.text_field"
+    assert remedy in refused.stderr

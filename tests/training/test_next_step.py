@@ -5,41 +5,32 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import set_arguments
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsellm.data.loader import MicroBatchReader
 from sparsellm.processes.signals import StopRequest
-from sparsellm.recipe import load_recipe
-from sparsellm.runs import checkpoint
 from sparsellm.training.optimization.schedule import next_may_launch
-from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import micro_batches, train_step
 
 STEPS = 5
 
 
 @pytest.fixture
-def trained(tiny):
+def trained(build):
     """The losses, weights, λ and data position of a short run."""
 
     def train(*overrides, launch_next):
-        run = build_run(tiny("train.steps=20", "checkpoint.every_steps=0", *overrides))
-        try:
-            assert {ffn.path for ffn in run.ffns} == {run.recipe.ffn.kernels}
-            losses = []
-            for step in range(STEPS):
-                totals = train_step(
-                    run, StopRequest(), launch_next=launch_next and step + 1 < STEPS
-                )
-                losses.append((totals.reading, totals.l1_by_layer))
-                position = run.loader.state_dict(run.data_position)
-                assert run.data_position.tokens == position["tokens"]
-                losses.append(position)
-            weights = {name: p.detach().clone() for name, p in run.model.named_parameters()}
-            return losses, weights, run.stats.state_dict()
-        finally:
-            close_run(run)
+        run = build("train.steps=20", "checkpoint.every_steps=0", *overrides)
+        assert {ffn.path for ffn in run.ffns} == {run.recipe.ffn.kernels}
+        losses = []
+        for step in range(STEPS):
+            totals = train_step(run, StopRequest(), launch_next=launch_next and step + 1 < STEPS)
+            losses.append((totals.reading, totals.l1_by_layer))
+            position = run.loader.state_dict(run.data_position)
+            assert run.data_position.tokens == position["tokens"]
+            losses.append(position)
+        weights = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+        return losses, weights, run.stats.state_dict()
 
     return train
 
@@ -63,21 +54,18 @@ def test_it_changes_no_bit(trained, overrides, kernels):
         assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-def test_kernels_are_chosen_by_every_step_that_was_read(tiny, monkeypatch):
+def test_kernels_are_chosen_by_every_step_that_was_read(build, monkeypatch):
     chosen = []
     monkeypatch.setattr(
         "sparsellm.ffn.training_path.module.SparseFFN.update_kernels",
         lambda ffn, mean_union, mean_nnz: chosen.append((mean_union, mean_nnz)),
     )
-    run = build_run(tiny("checkpoint.every_steps=0"))
-    try:
-        expected = []
-        for step, launch_next in enumerate([True, True, False, False]):
-            reading = train_step(run, StopRequest(), launch_next=launch_next).reading
-            expected += zip(reading.kernels.union_mean, reading.nnz_L, strict=True)
-            assert len(chosen) == 2 * (step if launch_next else step + 1)  # two layers
-    finally:
-        close_run(run)
+    run = build("checkpoint.every_steps=0")
+    expected = []
+    for step, launch_next in enumerate([True, True, False, False]):
+        reading = train_step(run, StopRequest(), launch_next=launch_next).reading
+        expected += zip(reading.kernels.union_mean, reading.nnz_L, strict=True)
+        assert len(chosen) == 2 * (step if launch_next else step + 1)  # two layers
     assert chosen == expected
 
 
@@ -91,31 +79,28 @@ def test_not_where_something_comes_between(tiny):
         assert not next_may_launch(tiny("checkpoint.every_steps=0", other), 1)
 
 
-def test_ddp_sums_gradients_at_the_last_micro_batch_also_after_a_discarded_step(tiny):
-    run = build_run(tiny("train.steps=20", "train.micro_batch_size=2", "runtime.compile=false"))
+def test_ddp_sums_gradients_at_the_last_micro_batch_also_after_a_discarded_step(build):
+    run = build("train.steps=20", "train.micro_batch_size=2", "runtime.compile=false")
     synced = []
-    try:
-        assert micro_batches(run) == 4
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        run.objective = DistributedDataParallel(run.objective)
-        run.objective.register_forward_pre_hook(
-            lambda model, _: synced.append(model.require_backward_grad_sync)
-        )
-        before = run.data_position
-        train_step(run, StopRequest(), launch_next=True)
-        assert synced == [False, False, False, True, False]
-        queued, run.queued = run.queued, None  # whose first forward pass holds its graph
-        run.loader.go_back(before)
-        synced.clear()
-        train_step(run, StopRequest())
-    finally:
-        close_run(run)
+    assert micro_batches(run) == 4
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    run.objective = DistributedDataParallel(run.objective)
+    run.objective.register_forward_pre_hook(
+        lambda model, _: synced.append(model.require_backward_grad_sync)
+    )
+    before = run.data_position
+    train_step(run, StopRequest(), launch_next=True)
+    assert synced == [False, False, False, True, False]
+    queued, run.queued = run.queued, None  # whose first forward pass holds its graph
+    run.loader.go_back(before)
+    synced.clear()
+    train_step(run, StopRequest())
     assert synced == [False, False, False, True]
     assert queued.step is not None
 
 
-def test_an_error_in_it_leaves_the_step_before_whole(tiny_overrides, cli_here, monkeypatch):
-    overrides = [*tiny_overrides, "train.steps=9", "checkpoint.every_steps=8"]
+def test_an_error_in_it_leaves_the_step_before_whole(train, monkeypatch):
+    overrides = ["train.steps=9", "checkpoint.every_steps=8"]
     next_batch, failed = MicroBatchReader.next, []
 
     def fail_in_step_4(reader):
@@ -126,9 +111,5 @@ def test_an_error_in_it_leaves_the_step_before_whole(tiny_overrides, cli_here, m
 
     monkeypatch.setattr(MicroBatchReader, "next", fail_in_step_4)
     with pytest.raises(RuntimeError, match="injected fault"):
-        cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-    folder = load_recipe("debug", overrides).run_path / "checkpoints"
-    assert checkpoint.latest(folder) == folder / "step_00000003"
-    again = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-    assert again.returncode == 0, again.stderr
-    assert "step_00000003" in again.stdout
+        train(*overrides)
+    assert "resumes from step_00000003" in train(*overrides).stdout

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import set_arguments
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -16,12 +15,10 @@ from warm import ranks
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.model import build_model
 from sparsellm.processes.signals import StopRequest
-from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.state import optimizer_tensors
 from sparsellm.training.optimization.optimizer import build_optimizer, reinit_dead_neurons
 from sparsellm.training.resume.resumable import check_resumable
-from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 from training import muon_worker
 
@@ -90,28 +87,25 @@ def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(
     [(True, "gate_proj", "1e-3", 4), (False, "up_proj", "null", 8)],
 )
 def test_gates_beside_muon_have_their_own_learning_rate_over_the_schedule(
-    tiny, gated, pattern, rate, part
+    build, gated, pattern, rate, part
 ):
     overrides = ["optimizer.learning_rate=4e-3", f"optimizer.gate_learning_rate={rate}"]
     overrides += ["optimizer.weight_decay=0", f"ffn.gated={gated}", "runtime.compile=false"]
-    run = build_run(tiny("optimizer.name=muon", *overrides))
+    run = build("optimizer.name=muon", *overrides)
     names = {id(p): name for name, p in run.model.named_parameters()}
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     rates, first = [], {}
-    try:
-        for _ in range(run.recipe.train.steps):
-            rates.append(train_step(run, StopRequest()).values["learning_rate"])
-            for group in run.optimizer.param_groups:
-                for parameter in group["params"]:
-                    gate = pattern in names[id(parameter)]
-                    assert group["lr"] == pytest.approx(rates[-1] / (part if gate else 1))
-            first = first or {
-                name: float((p - before[name]).abs().max())
-                for name, p in run.model.named_parameters()
-                if "exp_avg" in run.optimizer.state[p]
-            }
-    finally:
-        close_run(run)
+    for _ in range(run.recipe.train.steps):
+        rates.append(train_step(run, StopRequest()).values["learning_rate"])
+        for group in run.optimizer.param_groups:
+            for parameter in group["params"]:
+                gate = pattern in names[id(parameter)]
+                assert group["lr"] == pytest.approx(rates[-1] / (part if gate else 1))
+        first = first or {
+            name: float((p - before[name]).abs().max())
+            for name, p in run.model.named_parameters()
+            if "exp_avg" in run.optimizer.state[p]
+        }
     assert rates == pytest.approx([2e-3, 4e-3, 4e-3, 2e-3])  # warm-up and cosine
     for name, most in first.items():  # of AdamW's first step, which is as long as the rate
         assert most == pytest.approx(2e-3 / part if pattern in name else 2e-3, rel=1e-2), name
@@ -152,33 +146,24 @@ def test_a_refused_update_changes_nothing(tiny, name, first):
     assert all(torch.equal(tensor, tensors[1][key]) for key, tensor in tensors[0].items())
 
 
-def test_muon_resumes_to_the_same_bits_and_not_as_adamw(tiny_overrides, cli_here):
-    common = [*tiny_overrides, "optimizer.min_lr_ratio=1", "runtime.compile=false"]
-
-    def train(name, steps, optimizer="muon", *more):
-        overrides = [*common, f"name={name}", f"train.steps={steps}", f"optimizer.name={optimizer}"]
-        overrides += more
-        return cli_here("train", "--recipe", "debug", *set_arguments(overrides))
-
-    for name, steps in (("straight", 4), ("halves", 2), ("halves", 4)):
-        done = train(name, steps, "muon", "optimizer.gate_learning_rate=1e-4")
-        assert done.returncode == 0, done.stderr
-    assert "resuming from" in done.stdout
-    folder = load_recipe("debug", common).run_path.parent
-    last = [folder / name / "checkpoints" / "step_00000004" for name in ("straight", "halves")]
+def test_muon_resumes_to_the_same_bits_and_not_as_adamw(train):
+    muon = ["optimizer.name=muon", "optimizer.min_lr_ratio=1", "runtime.compile=false"]
+    own_rate = [*muon, "optimizer.gate_learning_rate=1e-4"]
+    straight = train(*own_rate, "name=straight")
+    train(*own_rate, "train.steps=2")
+    resumed = train(*own_rate)
+    assert "resuming from" in resumed.stdout
     for kind in ("model", "optimizer"):
-        whole, halves = (checkpoint.read_kind(path, kind) for path in last)
+        whole, halves = (
+            checkpoint.read_kind(done.checkpoint(4), kind) for done in (straight, resumed)
+        )
         assert whole.keys() == halves.keys()
         assert all(torch.equal(tensor, halves[key]) for key, tensor in whole.items())
-    other = train("halves", 6, "adamw")
-    assert other.returncode == 1
+    other = train(*muon, "train.steps=6", "optimizer.name=adamw", status=1)
     assert "has the state of optimizer.name muon, not adamw: resume with --set" in other.stderr
-    other = train("halves", 6, "muon", "optimizer.gate_optimizer=muon")
-    assert other.returncode == 1
+    other = train(*muon, "train.steps=6", "optimizer.gate_optimizer=muon", status=1)
     assert "resume with --set optimizer.gate_optimizer=adamw" in other.stderr
-    changed = ["optimizer.gate_learning_rate=1e-4", "optimizer.normalize_neurons=true"]
-    done = train("halves", 6, "muon", *changed)
-    assert done.returncode == 0, done.stderr
+    done = train(*own_rate, "train.steps=6", "optimizer.normalize_neurons=true")
     assert "changed since the checkpoint: optimizer.normalize_neurons false → true" in done.stdout
 
 

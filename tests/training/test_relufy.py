@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY
+from conftest import TINY, train_recipe
 from runs.hf_models import stock_model, write_model
 from safetensors.torch import load_file
 from torch import nn
@@ -23,10 +23,8 @@ from sparsellm.runs import checkpoint
 from sparsellm.runs.huggingface.recipe_of import recipe_for
 from sparsellm.runs.state import tensors_digest
 from sparsellm.runs.telemetry.records import read_metrics
-from sparsellm.training.loop import train
 from sparsellm.training.objective import LossSums, distillation_losses, total_loss
 from sparsellm.training.resume.run_state import initialise_run
-from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 from sparsellm.training.teacher import load_teacher
 
@@ -40,14 +38,8 @@ def dense(tmp_path_factory):
     """A run that was trained with SiLU."""
     runs = tmp_path_factory.mktemp("relufy")
     recipe = load_recipe("debug", [*TINY, *SILU, f"logging.run_dir={runs}"])
-    _train(recipe)
+    train_recipe(recipe)
     return recipe.run_path
-
-
-def _train(recipe, **options):
-    with StopRequest() as stop:
-        train(recipe, stop, **options)
-    return recipe.run_path / "checkpoints" / f"step_{recipe.train.steps:08d}"
 
 
 def _losses(path):
@@ -84,7 +76,7 @@ def test_kernels_are_dense_while_the_ramp_lasts():
 @pytest.mark.parametrize("kernels", ["dense", "sparse"])
 def test_a_ramp_begins_with_the_old_activation_and_ends_with_the_new(tiny, dense, kernels):
     recipe = tiny(*RAMP, "checkpoint.every_steps=0", f"ffn.kernels={kernels}")
-    _train(recipe)
+    train_recipe(recipe)
     assert _losses(recipe.run_path)[0] == _losses(dense)[0]
     records = read_metrics(recipe.run_path, "train")
     paths = [line["kernels"]["sparse"] for line in records]
@@ -113,24 +105,20 @@ def test_the_divergence_has_its_gradient():
     torch.testing.assert_close(w_VC.grad, d_logits_MV.T @ x_MC.detach())
 
 
-def test_the_teacher_is_the_original_and_neither_trained_nor_saved(tiny, dense):
-    recipe = tiny(*DISTILLED, "train.distillation=1", "sparsity.l1_coefficient=0")
-    last = _train(recipe, init_from=dense)
+def test_the_teacher_is_the_original_and_neither_trained_nor_saved(tiny, build, dense):
+    overrides = [*DISTILLED, "train.distillation=1", "sparsity.l1_coefficient=0"]
+    last = train_recipe(tiny(*overrides), init_from=dense)
     original = load_file(dense / "checkpoints" / "step_00000004" / "model.safetensors")
     tensors = load_file(last / "model.safetensors")
     assert tensors.keys() == original.keys()
-    run = build_run(recipe)
-    try:
-        device = run.accelerator.device
-        run.teacher = load_teacher(recipe, device, last, None)
-        trained_ids = {id(p) for group in run.optimizer.param_groups for p in group["params"]}
-        assert trained_ids.isdisjoint(map(id, run.teacher._model.parameters()))
-        initialise_run(run, dense)
-        # The same weights and activation: nothing to learn, and no gradient.
-        totals = train_step(run, StopRequest())
-        assert totals.reading.gradient_norm < 1e-5
-    finally:
-        close_run(run)
+    run = build(*overrides)
+    run.teacher = load_teacher(run.recipe, run.accelerator.device, last, None)
+    trained_ids = {id(p) for group in run.optimizer.param_groups for p in group["params"]}
+    assert trained_ids.isdisjoint(map(id, run.teacher._model.parameters()))
+    initialise_run(run, dense)
+    # The same weights and activation: nothing to learn, and no gradient.
+    totals = train_step(run, StopRequest())
+    assert totals.reading.gradient_norm < 1e-5
     teacher = json.loads((last / "trainer.json").read_text())["teacher"]
     path = str((dense / "checkpoints" / "step_00000004").resolve())
     digest = teacher.pop("weights")
@@ -169,12 +157,12 @@ def test_the_teacher_of_any_family_gives_its_own_logits(name, tmp_path):
 def test_a_resumed_run_distils_and_ramps_to_the_same_bits(tiny, dense):
     steps = ["train.steps=4", "checkpoint.every_steps=1", "ffn.ramp_steps=3"]
     recipe = tiny(*DISTILLED, *steps)
-    last = _train(recipe, init_from=dense)
+    last = train_recipe(recipe, init_from=dense)
     whole, losses = load_file(last / "model.safetensors"), _losses(recipe.run_path)
     for step in (3, 4):
         shutil.rmtree(last.with_name(f"step_{step:08d}"))
     (last.parent / "latest").write_text("step_00000002")
-    _train(recipe)
+    train_recipe(recipe)
     assert _losses(recipe.run_path) == losses
     again = load_file(last / "model.safetensors")
     assert all(again[name].equal(tensor) for name, tensor in whole.items())
@@ -184,8 +172,8 @@ def test_a_teacher_that_cannot_be_had_is_named(tiny, dense, tmp_path):
     recipe = tiny(*DISTILLED, "train.steps=2")
     folder = tmp_path / "there"
     with pytest.raises(ValueError, match=r"teacher is the model .* give it with --init-from"):
-        _train(recipe)
-    last = _train(recipe, init_from=shutil.copytree(dense, folder))
+        train_recipe(recipe)
+    last = train_recipe(recipe, init_from=shutil.copytree(dense, folder))
     moved, cpu = folder.rename(tmp_path / "elsewhere"), torch.device("cpu")
     with pytest.raises(FileNotFoundError, match=r"needs its teacher: .*moved, give its new place"):
         load_teacher(recipe, cpu, last, None)
@@ -194,7 +182,7 @@ def test_a_teacher_that_cannot_be_had_is_named(tiny, dense, tmp_path):
         load_teacher(recipe, cpu, last, earlier)
     assert load_teacher(recipe, cpu, last, moved).name["path"].startswith(str(moved))
     retrained = tiny(*SILU, "name=dense", "seed=7", f"logging.run_dir={tmp_path}")
-    assert _train(retrained).name == "step_00000004"  # the same name, step and tokens
+    assert train_recipe(retrained).name == "step_00000004"  # the same name, step and tokens
     with pytest.raises(ValueError, match=r"other weights than this run's teacher \(dense, step 4"):
         load_teacher(recipe, cpu, last, retrained.run_path)
     other = tiny(*DISTILLED, "model.vocab_multiple=128")

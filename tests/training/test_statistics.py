@@ -8,12 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, train_recipe
 from hypothesis import given, settings, strategies as st
 
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.paths import REFERENCE_VARIABLE
-from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.report.collect import read_runs
 from sparsellm.report.series import run_series
@@ -31,7 +30,6 @@ from sparsellm.sparsity.counts import SparsityStats
 from sparsellm.training.counting import counters as counters_module
 from sparsellm.training.counting.counters import Counters, SkippedSteps
 from sparsellm.training.counting.layout import CounterLayout
-from sparsellm.training.loop import train
 from sparsellm.training.objective import LossSums
 
 L, B, T, N = 3, 8, 16, 24  # over 100 tokens: p99 is not the largest
@@ -162,8 +160,7 @@ def further_counters():
 def test_a_counter_is_one_entry(tiny):
     """By which it is counted in each of several micro-batches, logged, and sent to wandb."""
     recipe = tiny("train.steps=2", "ffn.kernels=dense")
-    with StopRequest() as stop:
-        train(recipe, stop)
+    train_recipe(recipe)
     lines = read_metrics(recipe.run_path, "train")
     assert len(lines) == 2
     for line in lines:
@@ -210,7 +207,7 @@ def test_l1_is_computed_where_the_loss_has_it(tiny, ffn, l1, monkeypatch, capsys
         *(f"sparsity.l1_coefficient={l1}", f"ffn.activation={activation}"),
         *(f"ffn.kernels={kernels}", "runtime.precision=bf16", "train.steps=1"),
     )
-    train(recipe, StopRequest())
+    train_recipe(recipe)
     records = [record for _, record in read_lines(recipe.run_path / "metrics.jsonl")]
     [record] = [r for r in records if isinstance(r, TrainRecord)]
     assert (record.values["l1"] > 0) == (l1 > 0)

@@ -18,7 +18,6 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe.estimate import train_flops_per_token
 from sparsellm.training import meter as meter_module
 from sparsellm.training.meter import Meter, progress_line
-from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 
 PACKAGE = str(Path(sparsellm.__file__).parent)
@@ -56,36 +55,28 @@ class _Passed:
 @pytest.mark.parametrize(
     ("kernels", "files", "functions"), [("dense", 14, 60), ("sparse", 21, 108)]
 )
-def test_a_step_passes_few_files_and_functions(tiny, kernels, files, functions):
+def test_a_step_passes_few_files_and_functions(build, kernels, files, functions):
     """Whoever reads one must read them all: what makes them more has to be worth that."""
     overrides = ["logging.every_steps=1", "runtime.compile=false", f"ffn.kernels={kernels}"]
-    run, stop = build_run(tiny(*overrides)), StopRequest()
-    try:
-        for _ in range(3):  # which read the text that the next one needs
-            train_step(run, stop, launch_next=True)
-        with _Passed() as passed:
-            train_step(run, stop, launch_next=True)
-    finally:
-        close_run(run)
+    run, stop = build(*overrides), StopRequest()
+    for _ in range(3):  # which read the text that the next one needs
+        train_step(run, stop, launch_next=True)
+    with _Passed() as passed:
+        train_step(run, stop, launch_next=True)
     assert len({code.co_filename for code in passed.functions}) <= files
     assert 40 < len(passed.functions) <= functions
 
 
-def test_a_step_reads_its_sums_at_once_and_nothing_else(tiny):
-    run = build_run(
-        tiny("logging.every_steps=100", "sparsity.target_nnz=8", "runtime.compile=false")
-    )
-    try:
-        train_step(run, StopRequest())  # is logged
-        with _SingleValues() as values:
-            train_step(run, StopRequest())
-    finally:
-        close_run(run)
+def test_a_step_reads_its_sums_at_once_and_nothing_else(build):
+    run = build("logging.every_steps=100", "sparsity.target_nnz=8", "runtime.compile=false")
+    train_step(run, StopRequest())  # is logged
+    with _SingleValues() as values:
+        train_step(run, StopRequest())
     assert values.read == 0
 
 
 @pytest.mark.parametrize("order", ["none", "auto"])
-def test_unions_depend_on_the_micro_batch_only_through_the_order_of_its_tokens(tiny, order):
+def test_unions_depend_on_the_micro_batch_only_through_the_order_of_its_tokens(build, order):
     settings = ["model.context_length=64", "train.global_batch_tokens=512", "ffn.kernels=sparse"]
     settings += [
         "validation.every_steps=0",
@@ -94,52 +85,43 @@ def test_unions_depend_on_the_micro_batch_only_through_the_order_of_its_tokens(t
     ]
     unions = []
     for size in (1, 8):
-        run = build_run(tiny(*settings, f"train.micro_batch_size={size}"))
-        try:
-            unions.append(train_step(run, StopRequest()).reading.kernels.union_mean)
-        finally:
-            close_run(run)
+        run = build(*settings, f"train.micro_batch_size={size}")
+        unions.append(train_step(run, StopRequest()).reading.kernels.union_mean)
     assert (unions[0] == unions[1]) == (order == "none")
 
 
-def test_compilation_and_pauses_are_no_time_of_training(tiny):
+def test_compilation_and_pauses_are_no_time_of_training(build):
     def compiled(number):
         before = compile_seconds()
         torch.compile(lambda x: x.sin() * number, backend="eager", dynamic=False)(torch.ones(8))
         return compile_seconds() - before
 
-    run = build_run(tiny("logging.every_steps=1", "runtime.compile=false"))
-    try:
-        startup = compiled(2.0)  # as before the first step
-        began = time.perf_counter()
-        meter = Meter(run)
-        totals = train_step(run, StopRequest())
-        step = time.perf_counter() - began
-        inside = compiled(3.0)
-        meter.pause()
-        paused = time.perf_counter()
-        outside = compiled(4.0)  # as a validation does
-        resumed = time.perf_counter()
-        meter.resume()
-        values = meter.record(run, totals).values
-        wall = time.perf_counter() - began - (resumed - paused)
-    finally:
-        close_run(run)
+    run = build("logging.every_steps=1", "runtime.compile=false")
+    startup = compiled(2.0)  # as before the first step
+    began = time.perf_counter()
+    meter = Meter(run)
+    totals = train_step(run, StopRequest())
+    step = time.perf_counter() - began
+    inside = compiled(3.0)
+    meter.pause()
+    paused = time.perf_counter()
+    outside = compiled(4.0)  # as a validation does
+    resumed = time.perf_counter()
+    meter.resume()
+    values = meter.record(run, totals).values
+    wall = time.perf_counter() - began - (resumed - paused)
     assert min(startup, inside, outside) > 0
     assert values["compile_seconds"] == pytest.approx(startup + inside + outside)
     assert 0.9 * step < values["train_seconds"] <= wall - inside
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_utilisation_is_of_the_bf16_peak_and_unknown_in_fp32(tiny, monkeypatch, precision):
+def test_utilisation_is_of_the_bf16_peak_and_unknown_in_fp32(build, monkeypatch, precision):
     monkeypatch.setattr(meter_module, "peak_flops", lambda name: 1e12)
-    run = build_run(tiny("runtime.compile=false", f"runtime.precision={precision}"))
-    try:
-        meter = Meter(run)
-        totals = train_step(run, StopRequest())
-        record = meter.record(run, totals)
-    finally:
-        close_run(run)
+    run = build("runtime.compile=false", f"runtime.precision={precision}")
+    meter = Meter(run)
+    totals = train_step(run, StopRequest())
+    record = meter.record(run, totals)
     assert record.l1_by_layer == totals.l1_by_layer
     values = record.values
     seconds = values["step_ms"] / 1e3
@@ -153,32 +135,26 @@ def test_utilisation_is_of_the_bf16_peak_and_unknown_in_fp32(tiny, monkeypatch, 
         assert values["mfu"] == pytest.approx(values["mfu_dense"])
 
 
-def test_the_time_that_is_left_follows_from_the_rate(tiny):
-    run = build_run(tiny("runtime.compile=false", "train.steps=4"))
-    try:
-        meter = Meter(run)
-        record = meter.record(run, train_step(run, StopRequest()))
-    finally:
-        close_run(run)
+def test_the_time_that_is_left_follows_from_the_rate(build):
+    run = build("runtime.compile=false", "train.steps=4")
+    meter = Meter(run)
+    record = meter.record(run, train_step(run, StopRequest()))
     record.values["tokens_per_second"] = run.recipe.train.global_batch_tokens / 60  # one per minute
     assert progress_line(record, run.recipe).endswith("| eta 0:03:00")
 
 
-def test_a_step_is_watched_under_the_number_of_finished_ones(tiny, monkeypatch):
+def test_a_step_is_watched_under_the_number_of_finished_ones(build, monkeypatch):
     phases = []
     monkeypatch.setattr(RankActivity, "begin", lambda self, *phase: phases.append(phase))
-    run = build_run(tiny("runtime.compile=false"))
-    try:
-        for finished in range(2):
-            phases.clear()
-            train_step(run, StopRequest())
-            steps = {step for phase, step in phases if phase in ("reading data", "computing")}
-            assert steps == {finished}
-    finally:
-        close_run(run)
+    run = build("runtime.compile=false")
+    for finished in range(2):
+        phases.clear()
+        train_step(run, StopRequest())
+        steps = {step for phase, step in phases if phase in ("reading data", "computing")}
+        assert steps == {finished}
 
 
-def test_the_coefficient_moves_slowly_while_the_learning_rate_warms_up(tiny):
+def test_the_coefficient_moves_slowly_while_the_learning_rate_warms_up(build):
     moved = []
     for warmup in (1, 1000):
         overrides = [
@@ -186,30 +162,24 @@ def test_the_coefficient_moves_slowly_while_the_learning_rate_warms_up(tiny):
             f"optimizer.warmup_steps={warmup}",
             "runtime.compile=false",
         ]
-        run = build_run(tiny(*overrides))
-        try:
-            first, second = (train_step(run, StopRequest()).l1_by_layer[0] for _ in range(2))
-        finally:
-            close_run(run)
+        run = build(*overrides)
+        first, second = (train_step(run, StopRequest()).l1_by_layer[0] for _ in range(2))
         moved.append(math.log(second / first))
     assert 0 < moved[1] < moved[0] / 10
 
 
-def test_a_dead_neuron_alone_is_reinitialised_after_the_step(tiny):
+def test_a_dead_neuron_alone_is_reinitialised_after_the_step(build):
     overrides = [
         "sparsity.reinit_rate=0.1",
         "sparsity.dead_window_tokens=256",
         "runtime.compile=false",
     ]
-    run = build_run(tiny(*overrides))
+    run = build(*overrides)
     weight_NK = run.ffns[0].pattern_weight
-    try:
-        with torch.no_grad():
-            weight_NK[3] = 0  # is never active, and has no gradient
-        before_NK = weight_NK.detach().clone()
-        train_step(run, StopRequest())
-    finally:
-        close_run(run)
+    with torch.no_grad():
+        weight_NK[3] = 0  # is never active, and has no gradient
+    before_NK = weight_NK.detach().clone()
+    train_step(run, StopRequest())
     std = 0.1 * run.recipe.model.initializer_range
     assert float(weight_NK[3].detach().std()) == pytest.approx(std, rel=0.4)
     alive_N = run.stats.silent_tokens_LN[0] == 0

@@ -7,12 +7,8 @@ import shutil
 
 import pytest
 import torch
-from conftest import set_arguments
 
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
-from sparsellm.recipe import load_recipe
-from sparsellm.runs.telemetry.records import read_metrics
-from sparsellm.training.run import build_run, close_run
 from training.gradient_worker import accumulated_gradients
 
 FUSED = "runtime.weight_gradients=fused"
@@ -82,31 +78,22 @@ def test_a_micro_batch_that_is_the_whole_step_has_the_same_gradients(gradients):
     assert all(torch.equal(actual[name], gradient) for name, gradient in expected.items())
 
 
-def test_linear_layers_are_left_alone_by_default(tiny):
-    run = build_run(tiny("validation.every_steps=0"))
+def test_linear_layers_are_left_alone_by_default(build):
+    run = build("validation.every_steps=0")
     assert run.sharing == run.ffns
     assert not any(shared_linears(layer.self_attn) for layer in run.model.model.layers)
-    close_run(run)
 
 
 @pytest.mark.slow
-def test_a_run_resumes_to_the_same_bits_and_has_the_losses_of_autograd(tiny_overrides, cli_here):
-    common = [*tiny_overrides, "train.steps=8", "checkpoint.every_steps=4"]
+def test_a_run_resumes_to_the_same_bits_and_has_the_losses_of_autograd(train):
+    common = ["train.steps=8", "checkpoint.every_steps=4"]
     common += ["sparsity.reinit_rate=0.1", "validation.every_steps=3"]
-
-    def train(name, *overrides):
-        settings = [*common, f"name={name}", *overrides]
-        done = cli_here("train", "--recipe", "debug", *set_arguments(settings))
-        assert done.returncode == 0, done.stderr
-        path = load_recipe("debug", settings).run_path
-        return done.stdout, path, [r["loss"] for r in read_metrics(path) if "loss" in r]
-
-    _, path, straight = train("fused", FUSED)
+    done = train(*common, FUSED)
+    straight = done.losses()
     assert len(straight) == 8 + 3
-    shutil.rmtree(path / "checkpoints" / "step_00000008")  # as if it had been killed before
-    output, _, resumed = train("fused", FUSED)
-    assert "resuming from" in output
-    assert resumed == straight
-    for overrides in ((), (FUSED, "train.micro_batch_size=auto")):
-        *_, losses = train(f"other{len(overrides)}", *overrides)
-        assert losses == pytest.approx(straight, rel=1e-5)
+    shutil.rmtree(done.checkpoint(8))  # as if it had been killed before
+    resumed = train(*common, FUSED)
+    assert "resuming from" in resumed.stdout
+    assert resumed.losses() == straight
+    for overrides in (["name=usual"], [FUSED, "train.micro_batch_size=auto", "name=auto"]):
+        assert train(*common, *overrides).losses() == pytest.approx(straight, rel=1e-5)

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -277,13 +277,11 @@ def count_non_zeros(model: HFModel) -> Iterator[NonZeros]:
 
         return count
 
-    hooks = [layer.register_forward_pre_hook(ask, with_kwargs=True) for layer in layers]
-    hooks += [layer.register_forward_hook(counting(i)) for i, layer in enumerate(layers)]
-    try:
+    with ExitStack() as hooks:
+        for index, layer in enumerate(layers):
+            hooks.enter_context(layer.register_forward_pre_hook(ask, with_kwargs=True))
+            hooks.enter_context(layer.register_forward_hook(counting(index)))
         yield counts
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class _Streamer:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -180,12 +180,7 @@ def watch_ffns(model: HFModel, see: Callable[[int, Tensor, Tensor], None]) -> It
 
         return before
 
-    hooks = [
-        block.mlp.register_forward_pre_hook(hook(layer))
-        for layer, block in enumerate(model.model.layers)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for layer, block in enumerate(model.model.layers):
+            hooks.enter_context(block.mlp.register_forward_pre_hook(hook(layer)))
         yield
-    finally:
-        for handle in hooks:
-            handle.remove()

@@ -12,6 +12,7 @@ import copy
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -144,12 +145,10 @@ def fit_gates(model: HFModel, nnz: float, ids_BT: Tensor) -> float:
     for layer in base.layers:
         layer.self_attn.o_proj.weight[0] = 0
         layer.mlp.down_proj.weight[0] = 0
-    hooks = [layer.mlp.register_forward_pre_hook(fit) for layer in base.layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in base.layers:
+            hooks.enter_context(layer.mlp.register_forward_pre_hook(fit))
         model(ids_BT, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return float(torch.stack(active).mean())
 
 

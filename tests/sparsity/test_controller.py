@@ -190,13 +190,17 @@ def test_lambda_moves_as_the_target_controller_does(per_layer):
     assert (len(set(l1_L)) > 1) == per_layer
 
 
-def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
-    def begin():
-        model = Model("sparse")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        settings = {"l1_coefficient": LAMBDA, "dead_window_tokens": 120, **SETTINGS}
-        return model, SparsityController(model, optimizer, **settings), optimizer
+def begin(kernels="sparse", *costs):
+    """A model that AdamW trains to a target."""
+    model = Model(kernels)
+    for ffn in model.ffns:
+        ffn.use_kernels(kernels, *costs)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    settings = {"l1_coefficient": LAMBDA, "dead_window_tokens": 120, **SETTINGS}
+    return model, SparsityController(model, optimizer, **settings), optimizer
 
+
+def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
     xs = batches(8)
     model, controller, optimizer = begin()
     train(model, controller, optimizer, xs[:4])
@@ -239,19 +243,11 @@ def test_a_resumed_loop_goes_on_to_the_same_bits(tmp_path):
 
 
 def test_the_state_goes_through_a_distributed_checkpoint(tmp_path):
-    def begin(*costs):
-        model = Model("auto")
-        for ffn in model.ffns:
-            ffn.use_kernels("auto", *costs)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        settings = {"l1_coefficient": LAMBDA, "dead_window_tokens": 120, **SETTINGS}
-        return model, SparsityController(model, optimizer, **settings), optimizer
-
     xs = batches(6)
-    model, controller, optimizer = begin(Costs(dense=1.0, fixed=0.1, per_neuron=0.001))
+    model, controller, optimizer = begin("auto", Costs(dense=1.0, fixed=0.1, per_neuron=0.001))
     train(model, controller, optimizer, xs[:4])
     dcp.save({"model": model, "controller": controller}, checkpoint_id=tmp_path)
-    resumed, other, _ = begin()
+    resumed, other, _ = begin("auto")
     dcp.load({"model": resumed, "controller": other}, checkpoint_id=tmp_path)
     assert str(other.state_dict()) == str(controller.state_dict())
     assert [ffn.path for ffn in resumed.ffns] == ["sparse"] * L
@@ -262,11 +258,8 @@ def test_the_state_goes_through_a_distributed_checkpoint(tmp_path):
 
 
 def test_a_state_of_the_middle_of_a_step_repeats_it_also_in_a_run_that_goes_back():
-    xs, model = batches(8), Model("sparse")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    controller = SparsityController(
-        model, optimizer, l1_coefficient=LAMBDA, dead_window_tokens=120, **SETTINGS
-    )
+    xs = batches(8)
+    model, controller, optimizer = begin()
     train(model, controller, optimizer, xs[:4])
     model(xs[4])
     controller.l1_loss()
@@ -401,10 +394,7 @@ def test_a_step_without_tokens_has_no_l1_and_moves_nothing(kernels):
     readings = []
     for with_empty in (False, True):
         model = Model(kernels)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        controller = SparsityController(
-            model, optimizer, target_nnz=40, l1_coefficient=LAMBDA, dead_window_tokens=80
-        )
+        controller, optimizer = controlled(model, target_nnz=40, dead_window_tokens=80)
         coefficients = train(model, controller, optimizer, xs[:3])
         if with_empty:
             model(empty)
@@ -436,8 +426,7 @@ def test_layers_choose_kernels_by_what_was_counted_alone_or_together():
             ffn.use_kernels("auto", Costs(dense=1.0, fixed=0.1, per_neuron=0.01))
         with torch.no_grad():  # the first layer is never active
             model.ffns[0].gate_proj.weight.zero_()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        controller = SparsityController(model, optimizer, switch_together=together)
+        controller, optimizer = controlled(model, switch_together=together)
         train(model, controller, optimizer, batches(2))
         unions = controller.statistics().union_mean
         assert unions[0] == 0
@@ -447,8 +436,7 @@ def test_layers_choose_kernels_by_what_was_counted_alone_or_together():
         assert [ffn.path for ffn in model.ffns] == expected
         saved = copy.deepcopy(controller.state_dict())
         model = Model("auto")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        SparsityController(model, optimizer).load_state_dict(saved)
+        controlled(model)[0].load_state_dict(saved)
         assert [ffn.path for ffn in model.ffns] == expected
 
 
@@ -546,24 +534,18 @@ class Embedded(Model):
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_tokens_sorted_by_id_give_the_same_numbers_and_smaller_unions(kernels, checkpointed):
     ids = torch.randint(7, (4, 256), generator=torch.Generator().manual_seed(3))
-    losses, gradients, unions = [], [], []
+    losses, by_order, unions = [], [], []
     for is_sorted in (False, True):
         model = Embedded(kernels)
         with torch.no_grad():  # few neurons are active for an id, each for few ids
             for ffn in model.ffns:
                 ffn.gate_proj.weight[::2] -= 0.4
         model.checkpointed = checkpointed
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        controller = SparsityController(
-            model,
-            optimizer,
-            l1_coefficient=LAMBDA,
-            embedding=model.embedding if is_sorted else None,
-        )
+        controller, optimizer = controlled(model, embedding=model.embedding if is_sorted else None)
         loss = model(ids).square().mean() + controller.l1_loss()
         loss.backward()
         losses.append(loss.item())
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        by_order.append(gradients(model))
         optimizer.step()
         controller.step()
         unions.append(controller.statistics().union_mean)
@@ -571,8 +553,7 @@ def test_tokens_sorted_by_id_give_the_same_numbers_and_smaller_unions(kernels, c
         with torch.no_grad():
             assert model(ids[:1]).shape == (1, 256, K)
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(*by_order, rtol=1e-4, atol=1e-6)
     for in_text_order, in_token_order in zip(*unions, strict=True):
         assert in_token_order < 0.8 * in_text_order
 
@@ -639,11 +620,10 @@ def test_the_embedding_may_be_called_by_keyword_and_refuses_ids_first():
 
 def test_what_keeps_it_from_the_target_is_a_warning():
     model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with torch.no_grad():  # no neuron is active
         for ffn in model.ffns:
             ffn.gate_proj.weight.zero_()
-    controller = SparsityController(model, optimizer, l1_coefficient=LAMBDA, target_nnz=30)
+    controller, optimizer = controlled(model, target_nnz=30)
     with pytest.warns(UserWarning, match=r"start over with a lower l1_coefficient, such as 2e-05"):
         train(model, controller, optimizer, batches(1))
     with warnings.catch_warnings():

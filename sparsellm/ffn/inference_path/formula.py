@@ -6,7 +6,7 @@ Shapes: B sequences, T tokens of each, K hidden_size, N intermediate_size.
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -106,17 +106,14 @@ def _check_use(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> None:
         Unsupported: it does not.
     """
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
-    hooks = [
-        module.register_forward_hook(
-            lambda m, argument, output: calls.append((m, argument[0], output))
-        )
-        for module in chain
-    ]
-    try:
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((module, inputs[0], output))
+
+    with ExitStack() as hooks:
+        for module in chain:
+            hooks.enter_context(module.register_forward_hook(note))
         expected = _layer_output(layer, x_BTK)
-    finally:
-        for hook in hooks:
-            hook.remove()
     # The same tensor, not an equal one: a factor between them may happen to be 1.
     in_a_row = all(
         output is argument for (*_, output), (_, argument, _) in itertools.pairwise(calls)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -41,12 +43,18 @@ def test_the_type_of_the_weights_by_its_name(folder):
         assert sparsellm.load(folder, "cpu", name).model.dtype == dtype
 
 
-def test_ids_that_only_pad_the_embedding_are_not_generated(folder, tmp_path):
+@pytest.mark.parametrize("own", [None, [65, 66]])
+def test_ids_that_only_pad_the_embedding_are_not_generated(folder, tmp_path, own):
+    """Also where the model's own folder names others that are not to be."""
+    settings = {"eos_token_id": 256, **({"suppress_tokens": own} if own else {})}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
     written, _ = import_export(folder, tmp_path / "run")
     model, _ = sparsellm.load(written)
     with torch.no_grad():
         model.lm_head.weight[257:] *= 1000
-    assert model.generate(torch.tensor([[65]]), max_new_tokens=20, do_sample=True).max() < 257
+    generated = model.generate(torch.tensor([[64]]), max_new_tokens=20, do_sample=True)[0]
+    assert generated.max() < 257
+    assert set(own or []) <= set(model.generation_config.suppress_tokens)
 
 
 def test_a_model_of_no_family_of_ours_is_loaded_by_transformers(tmp_path):

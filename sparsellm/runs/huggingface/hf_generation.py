@@ -40,7 +40,8 @@ def set_generation(
         defaults.eos_token_id = eot_id
     if defaults.pad_token_id is None:
         defaults.pad_token_id = eot_id
-    defaults.suppress_tokens = defaults.suppress_tokens or padding or None
+    suppressed = [*(defaults.suppress_tokens or []), *padding]
+    defaults.suppress_tokens = list(dict.fromkeys(suppressed)) or None
     model.generation_config = defaults
 
 

@@ -27,9 +27,13 @@ _OTHER_LOOPS = (
     *("custom_generate", "assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit"),
     *("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "negative_prompt_ids"),
     *("return_dict_in_generate", "synced_gpus", "cache_implementation", "prefill_chunk_size"),
-    *("past_key_values", "position_ids", "inputs_embeds", "stop_strings", "tokenizer"),
+    *("past_key_values", "cache", "position_ids", "inputs_embeds", "stop_strings", "tokenizer"),
 )
-_EXPECTED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+# What transformers hands to a loop. Its cache is `past_key_values` until 5.23, and `cache` since.
+_EXPECTED = {
+    *("attention_mask", "position_ids", "use_cache", "logits_to_keep"),
+    *("past_key_values", "cache"),
+}
 
 
 def use_fast_generation(model: HFModel) -> None:
@@ -81,8 +85,11 @@ def sample(
     mask_MT, most = inputs.get("attention_mask"), stopping_criteria.max_length
     if mask_MT is not None and mask_MT.all():
         mask_MT = None  # there is no padding
+    unexpected = set(inputs) - _EXPECTED
+    if unexpected:
+        _say_once(f"sparsellm does not know its inputs {', '.join(sorted(unexpected))}")
     # What this loop does not know, transformers' own does.
-    if set(inputs) - _EXPECTED or most is None or not _is_left_padded(mask_MT):
+    if unexpected or most is None or not _is_left_padded(mask_MT):
         options = {"streamer": streamer, **inputs}
         tokens: Tensor = type(model)._sample(
             model,

@@ -195,6 +195,32 @@ def test_other_loops_are_those_of_transformers(model, steps, options):
     assert steps == []
 
 
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_the_cache_has_the_name_of_transformers_before_and_since_5_24(
+    model, steps, monkeypatch, name
+):
+    sample = loop.sample
+
+    def renamed(*arguments, **inputs):
+        [old] = inputs.keys() & {"past_key_values", "cache"}
+        return sample(*arguments, **{name: inputs.pop(old)}, **inputs)
+
+    monkeypatch.setattr(loop, "sample", renamed)
+    model.generate(**prompts(), **GREEDY, max_new_tokens=3)
+    assert steps == [3, 3]
+
+
+def test_inputs_of_a_later_transformers_are_left_to_it_which_is_said_once(
+    model, steps, monkeypatch
+):
+    monkeypatch.setattr(loop, "_EXPECTED", loop._EXPECTED - {"use_cache"})
+    loop._say_once.cache_clear()
+    with pytest.warns(UserWarning, match="eager loop: sparsellm does not know its inputs use_cac"):
+        expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
+    assert torch.equal(actual, expected)
+    assert steps == []
+
+
 def test_a_mask_with_holes_is_left_to_transformers(model, steps):
     inputs = prompts()
     inputs["attention_mask"][1, 4] = 0

@@ -13,7 +13,7 @@ from sparsellm.export.card import CARD_FILE, model_card
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport, read_report
 from sparsellm.export.early_checks import check_export, check_import
-from sparsellm.recipe.vocabulary import GENERATION_FILE, HF_PREFIX, TOKENIZER_FILES
+from sparsellm.recipe.vocabulary import GENERATION_FILE, TOKENIZER_FILES
 from sparsellm.runs import saver, state
 from sparsellm.runs.checkpoint import RECIPE_FILE, CheckpointError, Snapshot
 from sparsellm.runs.files import fsync, write_atomically
@@ -104,11 +104,10 @@ def _write(
     # The FFN in each block has the stock names and shapes, so the stock class reads the weights.
     pretrained.model.save_pretrained(folder, max_shard_size=max_shard_size)
     _state_rope_twice(folder / hf_folder.CONFIG_FILE)
-    tokenizer_source = None if pretrained.trained else hf_files.tokenizer_of(pretrained.path)
-    if tokenizer_source is None:
+    if pretrained.own_tokenizer is None:
         write_tokenizer(recipe.data.tokenizer, folder, recipe.model.max_position_embeddings)
     else:
-        hf_files.write_files(folder, hf_files.files_like(tokenizer_source, TOKENIZER_FILES))
+        hf_files.write_files(folder, hf_files.files_like(pretrained.own_tokenizer, TOKENIZER_FILES))
     if source := hf_files.source_of(pretrained.path):
         # Of what was trained here since, the model's own settings have more.
         settings = [] if pretrained.trained else [GENERATION_FILE]
@@ -190,12 +189,8 @@ def import_export(source: Path, run_path: Path, recipe: str | None = None) -> tu
     """
     check_import(source, run_path)
     loaded = load_pretrained(source, recipe=recipe)
-    built_in = not loaded.recipe.data.tokenizer.startswith(HF_PREFIX)
-    # An export of a run with a tokenizer of ours has a file made of it, which is not needed.
-    is_ours = built_in and loaded.trained
     files = hf_files.carried_files(
-        None if is_ours else hf_files.tokenizer_of(loaded.path),
-        hf_files.source_of(loaded.path),
+        hf_files.tokenizer_of(loaded.path), hf_files.source_of(loaded.path)
     )
     # A run that begins with the weights trains them, and does not take it along.
     dropped = hf_files.files_like(loaded.path, [DROP_DEAD_FILE])

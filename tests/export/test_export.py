@@ -470,6 +470,27 @@ def test_an_exported_folder_is_exported_again(exported, tmp_path):
     assert "Unknown: no metrics.jsonl beside the checkpoint, and no complete window" in card
 
 
+def test_what_a_user_adds_to_an_exports_tokenizer_stays(exported, tmp_path):
+    """A chat template, say; the ids that it gives are those of training."""
+    (exported / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    file = exported / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"padding_side": "right"}))
+    again, back, run = (tmp_path / name for name in ("again", "back", "run"))
+    export(exported, again)
+    import_export(exported, run)
+    export(run, back)
+    read = [AutoTokenizer.from_pretrained(folder) for folder in (exported, again, back)]
+    read += [sparsellm.load(path).tokenizer for path in (exported, run)]
+    for tokenizer in read:
+        assert tokenizer.chat_template == "{{ messages[0].content }}"
+        assert tokenizer.padding_side == "right"
+        assert tokenizer("a<|endoftext|>").input_ids == [97, 256]
+    for path in (exported, run):
+        scored = load_pretrained(path).stock_tokenizer(split_special_tokens=True)
+        assert scored("a<|").input_ids == [97, 60, 124]
+        assert len(scored("a<|endoftext|>").input_ids) == 14
+
+
 def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):
     assert main(["export", str(trained), str(tmp_path / "out")]) == 0
     assert main(["import", str(tmp_path / "out"), str(tmp_path / "run")]) == 0

@@ -163,16 +163,16 @@ def stock_tokenizer(
     return tokenizer
 
 
-def folder_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def folder_tokenizer(folder: Path, **options: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face folder, with the ids of its ``tokenizer.json``.
 
     That is `AutoTokenizer`'s, unless `auto_tokenizer_agrees` is false: then the file is read as it
-    is, and a warning says so.
+    is, and a warning says so. Options are those of transformers' tokenizer.
 
     Raises:
         Exception: of many kinds, where transformers cannot read it.
     """
-    stock, plain = _stock_and_plain(folder)
+    stock, plain = _stock_and_plain(folder, **options)
     if plain is None or _same_ids(stock, plain):
         return stock
     warn(
@@ -194,17 +194,17 @@ def auto_tokenizer_agrees(folder: Path) -> bool:
 
 
 def _stock_and_plain(
-    folder: Path,
+    folder: Path, **options: Any
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
     """AutoTokenizer's, and that of ``tokenizer.json`` as it is, where that may be another."""
     is_stock = not (folder / CONFIG_FILE).is_file() or not is_published(folder)
     config = None if is_stock else read_config(folder)
-    stock = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
+    stock = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False, **options)
     if type(stock) is PreTrainedTokenizerFast or not (folder / TOKENIZER_FILE).is_file():
         return stock, None
     # A class may name special tokens that the folder does not.
     named = stock.special_tokens_map
-    return stock, PreTrainedTokenizerFast.from_pretrained(folder, **named)
+    return stock, PreTrainedTokenizerFast.from_pretrained(folder, **named, **options)
 
 
 def _same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:

@@ -21,6 +21,7 @@ from sparsellm.ffn.dispatch import check_choice
 from sparsellm.ffn.inference_path.accelerate import Precision, accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe
+from sparsellm.recipe.vocabulary import HF_PREFIX
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.huggingface import hf_files, hf_folder
 from sparsellm.runs.huggingface.find import find_checkpoint
@@ -55,15 +56,23 @@ class Pretrained:
         """The ids that a text alone begins with, as in the model's training."""
         return [self.tokenizer.eot_id] if self.trained else self.tokenizer.begin_ids
 
-    def stock_tokenizer(self, **options: Any) -> HFTokenizer:
-        """The tokenizer of transformers with which the model is used.
+    @property
+    def own_tokenizer(self) -> Path | None:
+        """The folder of the tokenizer with which the model is used as it is, if there is one.
 
-        Of weights that were not trained here, it is that of their folder, as it is. Otherwise it
-        is training's, and ``options`` are those of transformers' tokenizer.
+        That of weights from elsewhere is another than training's once they are trained here.
         """
-        folder = None if self.trained else hf_files.tokenizer_of(self.path)
-        if folder is not None:
-            return folder_tokenizer(folder)
+        if self.trained and self.recipe.data.tokenizer.startswith(HF_PREFIX):
+            return None
+        return hf_files.tokenizer_of(self.path)
+
+    def stock_tokenizer(self, **options: Any) -> HFTokenizer:
+        """The tokenizer of transformers with which the model is used: its own, or training's.
+
+        After training here, ``options`` are those of transformers' tokenizer.
+        """
+        if self.own_tokenizer is not None:
+            return folder_tokenizer(self.own_tokenizer, **(options if self.trained else {}))
         most = self.recipe.model.max_position_embeddings
         return stock_tokenizer(self.recipe.data.tokenizer, most, **options)
 

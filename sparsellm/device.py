@@ -1,7 +1,5 @@
 """The device and the number type of a trained model, and whether kernels can run there."""
 
-import importlib
-
 import torch
 from transformers import PreTrainedModel as HFModel
 
@@ -9,7 +7,6 @@ from sparsellm.arguments import sparse_needs_gpu
 from sparsellm.ffn import fp8
 from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
 from sparsellm.ffn.reference import stands_in
-from sparsellm.paths import how_to_install
 
 # By the names of this package, of torch and of configurations.
 _DTYPES = {
@@ -90,19 +87,3 @@ def check_fp8(key: str, device: torch.device) -> None:
     reason = fp8.unsupported(device) or why_no_kernels(device)
     if reason is not None:
         raise ValueError(f"{key}: fp8: {reason}; or set {key}=bf16")
-
-
-def check_liger(key: str) -> None:
-    """Checks that Liger's kernels can run for a recipe key such as ``runtime.loss``.
-
-    Raises:
-        ValueError: there is no CUDA device, or Liger is not installed.
-    """
-    if not torch.cuda.is_available():
-        raise ValueError(f"{key}: liger needs a CUDA device; set {key}=torch")
-    try:
-        importlib.import_module("liger_kernel.ops")
-    except ImportError as error:
-        raise ValueError(
-            f"{key}: liger needs `{how_to_install('liger')}`; or set {key}=torch"
-        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from sparsellm.model import SparseDecoderLayer, build_model, build_zero_model, p
 from sparsellm.recipe.families import ARCHITECTURES
 from sparsellm.recipe.sections import RuntimeConfig
 from sparsellm.training import objective
-from sparsellm.training.objective import IGNORED_TARGET, Objective, total_loss
+from sparsellm.training.objective import IGNORED_TARGET, Objective, build_loss, total_loss
 
 VARIANTS = {
     **{name: [f"ffn.activation={name}"] for name in ACTIVATIONS},
@@ -321,8 +322,15 @@ def test_every_block_is_ours(tiny):
     assert all(isinstance(layer, SparseDecoderLayer) for layer in model.model.layers)
 
 
-def test_liger_without_a_gpu_says_what_to_do(tiny):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
-    with pytest.raises(ValueError, match=r"runtime.loss=torch"):
-        Objective(build_model(tiny(), eos_token_id=256), RuntimeConfig(loss="liger"))
+@pytest.mark.parametrize(
+    ("gpu", "message"),
+    [
+        (False, "runtime.loss: liger needs a CUDA device; set runtime.loss=torch"),
+        (True, "runtime.loss: liger needs `pip install .*liger"),
+    ],
+)
+def test_liger_without_a_gpu_or_its_package_says_what_to_do(monkeypatch, gpu, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    with pytest.raises(ValueError, match=message):
+        build_loss(RuntimeConfig(loss="liger"))

@@ -1,5 +1,6 @@
 """The objective: cross-entropy and L1 as plain sums, together with the statistics."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel as HFModel
 
-from sparsellm.device import check_liger
 from sparsellm.ffn.token_order import token_order
 from sparsellm.model import mark_size
+from sparsellm.paths import how_to_install
 from sparsellm.recipe.sections import RuntimeConfig
 
 # PyTorch's and Liger's default `ignore_index`.
@@ -186,7 +187,14 @@ def distillation_losses(
 
 
 def _liger_loss() -> LossFunction:
-    check_liger("runtime.loss")
+    if not torch.cuda.is_available():
+        raise ValueError("runtime.loss: liger needs a CUDA device; set runtime.loss=torch")
+    try:
+        importlib.import_module("liger_kernel.ops")
+    except ImportError as error:
+        raise ValueError(
+            f"runtime.loss: liger needs `{how_to_install('liger')}`; or set runtime.loss=torch"
+        ) from error
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     # The gradient of the vocabulary matrix is summed over chunks of tokens in fp32, as it would be

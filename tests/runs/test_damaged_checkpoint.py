@@ -24,15 +24,17 @@ def test_damage_to_any_file_is_named_and_the_one_before_is_offered(folder, name)
     path = folder / "step_00000006" / name
     assert sorted(file.name for file in path.parent.iterdir()) == FILES
     whole = path.read_bytes()
-    middle = len(whole) // 2
-    for content in (None, b"", whole[:-3], whole[:middle] + b"\0" + whole[middle + 1 :]):
+    flipped = [bytearray(whole) for _ in range(3)]
+    for content, place in zip(flipped, (0, len(whole) // 3, len(whole) - 2), strict=True):
+        content[place] ^= 1
+    for content in (None, b"", whole[:-3], *flipped):
         path.unlink(missing_ok=True)
         if content is not None:
             path.write_bytes(content)
-        with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        problem = "is missing" if content is None else "is .*damaged"
+        with pytest.raises((ValueError, FileNotFoundError), match=f"{name} {problem}") as caught:
             checkpoint.load(path.parent)
         message = str(caught.value)
-        assert name in message
         older = folder / "step_00000004"
         assert (
             f"{older} is the newest complete checkpoint before it. Move step_00000006 elsewhere"

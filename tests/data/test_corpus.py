@@ -443,11 +443,6 @@ def test_null_and_blank_lines_are_empty_documents(tmp_path):
     assert _read_all(tmp_path / "a.parquet", "parquet") == ["", "x"]
 
 
-def test_missing_shard_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"gone\.parquet is missing.*restore it"):
-        open_shard(Shard(str(tmp_path / "gone.parquet"), "parquet"))
-
-
 def test_a_folder_alone_holds_out_whole_documents_by_their_text(tmp_path):
     texts = [f"document {i} of some length" for i in range(400)]
     _parquet(tmp_path / "a.parquet", texts[:200])

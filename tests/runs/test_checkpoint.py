@@ -24,7 +24,6 @@ from torch.distributed.tensor import DTensor
 from sparsellm.runs import checkpoint, saver, state
 from sparsellm.runs.checkpoint import CheckpointError, Snapshot
 from sparsellm.runs.files import read_tensors, write_atomically
-from sparsellm.runs.huggingface.find import find_checkpoint
 
 
 def _snapshot(step: int, size: int = 8) -> Snapshot:
@@ -278,26 +277,6 @@ def test_without_the_pointer_the_newest_complete_one_counts(tmp_path):
         saver.save(tmp_path, _snapshot(step), keep=3)
     (tmp_path / "latest").unlink()
     assert checkpoint.latest(tmp_path).name == "step_00000010"
-
-
-def test_of_a_damaged_one_without_others_the_remedy_is_said(tmp_path):
-    path = saver.save(tmp_path, _snapshot(1), keep=1) / "optimizer.safetensors"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match=rf"{path.name} is .*damaged.*older checkpoint"):
-        checkpoint.load(path.parent, 0)
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match=rf"{path.name} is missing"):
-        checkpoint.load(path.parent, 0)
-
-
-def test_for_one_without_its_trainer_an_older_one_is_offered(tmp_path):
-    older, path = (saver.save(tmp_path, _snapshot(step), keep=2) for step in (1, 2))
-    shutil.copytree(path, tmp_path / "step_00000001_keep")
-    (path / "trainer.json").unlink()
-    assert find_checkpoint(path) == path
-    offered = rf"trainer.json is missing; .* {older} is the newest complete checkpoint before it"
-    with pytest.raises(FileNotFoundError, match=offered):
-        checkpoint.load(path)
 
 
 def test_other_shapes_and_names_are_refused():

@@ -10,12 +10,14 @@ import pytest
 from runs.test_checkpoint import _snapshot
 from runs.test_manifest import FILES
 from sparsellm.runs import checkpoint, saver
+from sparsellm.runs.huggingface.find import find_checkpoint
 
 
 @pytest.fixture
 def folder(tmp_path):
     for step in (2, 4, 6):
         saver.save(tmp_path, _snapshot(step), keep=3)
+    shutil.copytree(tmp_path / "step_00000006", tmp_path / "step_00000001_keep")
     return tmp_path
 
 
@@ -31,6 +33,7 @@ def test_damage_to_any_file_is_named_and_the_one_before_is_offered(folder, name)
         path.unlink(missing_ok=True)
         if content is not None:
             path.write_bytes(content)
+        assert find_checkpoint(path.parent) == path.parent
         problem = "is missing" if content is None else "is .*damaged"
         with pytest.raises((ValueError, FileNotFoundError), match=f"{name} {problem}") as caught:
             checkpoint.load(path.parent)

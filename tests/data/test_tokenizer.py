@@ -161,15 +161,22 @@ def test_a_sentence_piece_tokenizer_streams_spaces_and_bytes(tmp_path):
     assert tokenizer.decode_bytes([tokenizer._tokenizer.token_to_id("<0xF0>")]) == b"\xf0"
 
 
-def test_a_special_token_spelt_out_is_text_to_a_unigram_model_too(tmp_path):
+def _unigram(folder, eos, text):
+    """Writes a tokenizer with a Unigram model; returns it as the library has it."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     trainer = tokenizers.trainers.UnigramTrainer(
-        vocab_size=60, special_tokens=["<unk>", "</s>"], unk_token="<unk>"
+        vocab_size=60, special_tokens=["<unk>", eos], unk_token="<unk>"
     )
-    tokenizer.train_from_iterator(["a cat < sat / on > the unk mats"] * 20, trainer)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    tokenizer.train_from_iterator([text] * 20, trainer)
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    return tokenizer
+
+
+def test_a_special_token_spelt_out_is_text_to_a_unigram_model_too(tmp_path):
+    tokenizer = _unigram(tmp_path, "</s>", "a cat < sat / on > the unk mats")
     ours = load_tokenizer(f"hf:{tmp_path}")
     text = "a </s> <unk> mat"
     (tokens,) = ours.encode_batch([text])
@@ -187,16 +194,8 @@ def test_a_special_token_spelt_out_is_text_to_a_unigram_model_too(tmp_path):
 
 @pytest.mark.parametrize("special", ["</s>", "<x.y>", "^|$"])
 def test_a_special_token_with_a_character_that_no_piece_has_is_text_too(tmp_path, special):
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    trainer = tokenizers.trainers.UnigramTrainer(
-        vocab_size=60, special_tokens=["<unk>", special], unk_token="<unk>"
-    )
-    tokenizer.train_from_iterator(["a cat sat / on > the mats x.y"] * 20, trainer)
     folder = tmp_path / "own"
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": special}))
+    tokenizer = _unigram(folder, special, "a cat sat / on > the mats x.y")
     ours = load_tokenizer(f"hf:{folder}")
     texts = [f"the cat{special}sat", special, f"{special}{special} on", "the cat sat on mats"]
     encoded = [tokens.tolist() for tokens in ours.encode_batch(texts)]

@@ -19,7 +19,6 @@ from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs.huggingface.pretrained import load_pretrained
-from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 
 GREEDY = Sampling(temperature=0)
@@ -185,13 +184,12 @@ def test_mistakes(checkpoint_path, capsys, arguments, message):
     assert error.count("\n") == 1
 
 
-def test_weights_that_are_not_finite_are_refused_by_name(tiny, capsys):
-    run = build_run(tiny())
+def test_weights_that_are_not_finite_are_refused_by_name(build, capsys):
+    run = build()
     train_step(run, StopRequest())
     with torch.no_grad():
         run.model.model.norm.weight[3] = torch.nan
     path = save_run(run)
-    close_run(run)
     assert main(["generate", str(path), "--prompt", "a"]) == 1
     error = capsys.readouterr().err
     assert f"{path}/model.safetensors: model.norm.weight has NaN or infinite values" in error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import ROOT, save_run, set_arguments
+from conftest import ROOT, checkpoint_of, save_run, set_arguments
 from warm import ranks
 
 from sparsellm.data.text import identity
@@ -21,7 +21,7 @@ from sparsellm.processes.consensus import (
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe.sections import DataConfig
 from sparsellm.runs import checkpoint
-from sparsellm.training.run import build_accelerator, build_run, close_run
+from sparsellm.training.run import build_accelerator
 from sparsellm.training.step import train_step
 
 
@@ -162,10 +162,8 @@ def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkey
 
 
 def test_the_checkpoint_is_compared_by_its_id(tiny, another_rank):
-    run = build_run(tiny())
-    train_step(run, StopRequest())
-    path = save_run(run)
-    recipe, accelerator = run.recipe, run.accelerator
+    recipe = tiny()
+    path, accelerator = checkpoint_of(recipe), build_accelerator(recipe)
     assert agreed_checkpoint(recipe, accelerator, None, fresh=False) == path
     assert agreed_checkpoint(recipe, accelerator, None, fresh=True) is None
     another_rank(the_checkpoint="none")
@@ -176,11 +174,10 @@ def test_the_checkpoint_is_compared_by_its_id(tiny, another_rank):
         agreed_checkpoint(recipe, accelerator, None, fresh=False)
     with pytest.raises(FileNotFoundError, match=r"is not a checkpoint"):
         agreed_checkpoint(recipe, accelerator, path / "nowhere", fresh=False)
-    close_run(run)
 
 
-def test_a_damaged_list_of_files_names_the_older_checkpoint_that_is_whole(tiny):
-    run = build_run(tiny())
+def test_a_damaged_list_of_files_names_the_older_checkpoint_that_is_whole(build):
+    run = build()
     paths = []
     for _ in range(2):
         train_step(run, StopRequest())
@@ -189,4 +186,3 @@ def test_a_damaged_list_of_files_names_the_older_checkpoint_that_is_whole(tiny):
     listed.write_bytes(listed.read_bytes().replace(b"0", b"1", 1))
     with pytest.raises(ValueError, match=rf"manifest.json is .* --resume {paths[0]} --set"):
         agreed_checkpoint(run.recipe, run.accelerator, None, fresh=False)
-    close_run(run)

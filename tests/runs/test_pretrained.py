@@ -11,16 +11,14 @@ from sparsellm.runs import checkpoint, state
 from sparsellm.runs.huggingface import pretrained as loading
 from sparsellm.runs.huggingface.find import find_checkpoint
 from sparsellm.runs.huggingface.pretrained import load_pretrained
-from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 
 
 @pytest.fixture
-def run(tiny):
-    run = build_run(tiny())
+def run(build):
+    run = build()
     train_step(run, StopRequest())
-    yield run
-    close_run(run)
+    return run
 
 
 def test_a_run_a_folder_and_a_checkpoint_mean_the_same(run):

@@ -114,14 +114,8 @@ def _until(output, text, times=1, seconds=60):
 
 @pytest.mark.slow
 def test_slurm_script_hands_on_its_arguments_and_its_config(slurm, submit, tmp_path):
-    arguments = [
-        "--recipe",
-        "2b",
-        "--set",
-        "data.files=[/a b/*.parquet, $HOME/*]",
-        "--set",
-        "name='n'",
-    ]
+    arguments = ["--recipe", "2b"]
+    arguments += ["--set", "data.files=[/a b/*.parquet, $HOME/*]", "--set", "name='n'"]
     printed = 'printf "%s\\n" "$@" > "node$SLURM_NODEID"'
     for config in ("ddp8", "hsdp"):
         path = str(ROOT / "launch" / f"{config}.yaml")

@@ -7,29 +7,18 @@ import torch
 import transformers
 
 from sparsellm.bench import generation
-from sparsellm.cli import make_parser
 from sparsellm.ffn.inference_path.accelerate import accelerate, restore
 from sparsellm.recipe import load_recipe
 
-WORDS = [
-    "--recipe",
-    "debug",
-    "--nnz",
-    "20",
-    "--batch",
-    "2",
-    "--prompt",
-    "32",
-    "--precision",
-    "model",
-]
-CPU = torch.device("cpu")
+from . import conftest
+from .conftest import CPU
+
+WORDS = ["--recipe", "debug", "--precision", "model"]
+WORDS += ["--nnz", "20", "--batch", "2", "--prompt", "32"]
 
 
 def options(*words):
-    return make_parser().parse_args(
-        ["bench", "generation", *WORDS, "--new-tokens", "24", "--repeats", "2", *words]
-    )
+    return conftest.options("generation", *WORDS, "--new-tokens", "24", "--repeats", "2", *words)
 
 
 @pytest.fixture(autouse=True)

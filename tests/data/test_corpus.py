@@ -133,14 +133,8 @@ def test_a_path_that_exists_is_no_glob(tmp_path):
 
 def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, caplog):
     hidden_folder = tmp_path / ".cache"  # that is itself hidden is no matter
-    for name in (
-        "b.txt",
-        "README.md",
-        ".half.txt",
-        "a.jsonl.part",
-        "_temporary/0.txt",
-        "sub/a.txt",
-    ):
+    read, hidden = ("b.txt", "sub/a.txt"), (".half.txt", "_temporary/0.txt")
+    for name in (*read, *hidden, "README.md", "a.jsonl.part"):
         (hidden_folder / name).parent.mkdir(parents=True, exist_ok=True)
         (hidden_folder / name).write_text("text")
     memory = fsspec.filesystem("memory")
@@ -150,10 +144,7 @@ def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, ca
         for _ in range(2):
             corpus = load_corpus("local", files=[folder])
         names = [shard.url.removeprefix(folder) for shard in corpus.train]
-        assert [name.rpartition("folder")[2].lstrip("/") for name in names] == [
-            "b.txt",
-            "sub/a.txt",
-        ]
+        assert tuple(name.rpartition("folder")[2].lstrip("/") for name in names) == read
         [warning] = caplog.messages
         assert warning.startswith("not read in folder ")
         assert ": .half.txt, README.md, " in warning

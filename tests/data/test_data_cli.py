@@ -170,17 +170,9 @@ def test_a_single_document_is_divided_as_text_and_as_tokens(tmp_path):
 def test_documents_with_a_separator_between_them_are_tokenised_apart(tmp_path):
     stories = [f"Story {i} of a dog. " * (1 + i % 5) for i in range(300)]
     (tmp_path / "a.txt").write_text("\n@@\n".join(stories))
-    arguments = [
-        "--files",
-        str(tmp_path / "a.txt"),
-        "--document-separator=@@",
-        "--tokenizer",
-        "bytes",
-    ]
-    assert (
-        main(["data", "tokenize", "local", str(tmp_path / "tokens"), "--workers=1", *arguments])
-        == 0
-    )
+    command = ["data", "tokenize", "local", str(tmp_path / "tokens"), "--workers=1"]
+    command += ["--files", str(tmp_path / "a.txt"), "--document-separator=@@"]
+    assert main([*command, "--tokenizer", "bytes"]) == 0
     ids = np.fromfile(tmp_path / "tokens" / "train" / "00000.bin", np.uint16)
     held_out = np.fromfile(tmp_path / "tokens" / "validation" / "00000.bin", np.uint16)
     assert (ids == 256).sum() + (held_out == 256).sum() == len(stories)
@@ -339,15 +331,7 @@ def test_processes_that_tokenize_die_with_a_killed_command(tmp_path):
     text = json.dumps({"text": "a document " * 400}) + "\n"
     for shard in range(4):
         (tmp_path / f"{shard}.jsonl").write_text(text * 2_000)
-    command = [
-        sys.executable,
-        "-m",
-        "sparsellm",
-        "data",
-        "tokenize",
-        "local",
-        str(tmp_path / "out"),
-    ]
+    command = [sys.executable, "-m", "sparsellm", "data", "tokenize", "local", f"{tmp_path}/out"]
     command += ["--files", f"{tmp_path}/*.jsonl", "--tokenizer", "bytes", "--workers", "2"]
     process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children, deadline = [], time.monotonic() + 60

@@ -179,16 +179,8 @@ def test_a_model_from_elsewhere_is_scored_as_by_lm_evals_own_command(
     _write(tasks, "piqa", data_dir)
     few = ["--limit", "40", "--batch_size", "16"]
     expected = lm_eval_command(folder, tasks, "float32", *few, names=["piqa"])["results"]["piqa"]
-    options = [
-        "--tasks",
-        "piqa",
-        "--data-dir",
-        str(data_dir),
-        "--limit",
-        "40",
-        "--batch-size",
-        "16",
-    ]
+    options = ["--tasks", "piqa", "--data-dir", str(data_dir)]
+    options += ["--limit", "40", "--batch-size", "16"]
     for place in (folder, tmp_path / "run", tmp_path / "exported"):
         out = tmp_path / "scores.json"
         assert main(["eval", str(place), *options, "--out", str(out)]) == 0

@@ -140,12 +140,16 @@ def held_out_tokens(
 ) -> Iterator[Tensor]:
     """Input tokens of the held-out text, int64 (at most micro_batch_size, context_length).
 
-    Of a mixture each corpus has its share, of any number of first batches too.
+    Of a mixture each corpus has its share, of any number of first batches too. If the model was not
+    trained here, each sequence begins with what its tokenizer puts before a text: its neurons may
+    be active for that alone.
     """
     length = pretrained.recipe.model.context_length
+    begin = np.array([] if pretrained.trained else pretrained.begin_ids, dtype=np.int64)
     sequences = mixed_sequences(corpora, pretrained.tokenizer, length, num_tokens)
     while batch := list(islice(sequences, micro_batch_size)):
-        yield torch.from_numpy(np.stack(batch)).long()[:, :-1]
+        rows = [np.concatenate([begin, sequence])[:length] for sequence in batch]
+        yield torch.from_numpy(np.stack(rows))
 
 
 @torch.no_grad()

@@ -83,7 +83,8 @@ def test_an_automatic_micro_batch_is_as_many_sequences_as_the_ffn_benchmarks_hav
     monkeypatch.setattr(model_forward, "_TOKENS", 100)
     auto = tiny("train.micro_batch_size=auto")
     context = auto.model.context_length
-    model = SimpleNamespace(recipe=auto, tokenizer=load_tokenizer(auto.data.tokenizer))
+    tokenizer = load_tokenizer(auto.data.tokenizer)
+    model = SimpleNamespace(recipe=auto, tokenizer=tokenizer, trained=True)
     assert model_forward.held_out(model, auto).shape == (100 // context, context)
     one = tiny("train.micro_batch_size=1")
     assert model_forward.held_out(model, one).shape == (1, context)

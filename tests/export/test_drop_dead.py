@@ -9,8 +9,9 @@ import pytest
 import torch
 from conftest import save_run
 from hypothesis import given, strategies as st
+from runs.hf_models import change, short_text, write_chat_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sparsellm import accelerate
 from sparsellm.analyze.activity import held_out_tokens
@@ -336,6 +337,37 @@ def test_a_neuron_that_fires_on_one_corpus_of_a_mixture_alone_stays(tiny, tmp_pa
         assert report.layers[0].fired == len(alive[0]) + 1
         layer_reports.append(report.layers)
     assert layer_reports[0] == layer_reports[1]
+
+
+def test_a_neuron_that_is_active_for_the_beginning_of_a_text_alone_stays(tmp_path):
+    """A model from elsewhere, whose tokenizer puts <bos> before every text."""
+    folder, out = write_chat_model(tmp_path / "theirs", intermediate_size=256), tmp_path / "out"
+    number, bos = 9, 0
+
+    def with_one(name, tensor):
+        if name == "model.embed_tokens.weight":
+            tensor[:, 5] = -1
+            tensor[bos, 5] = 4
+        elif name == "model.layers.0.self_attn.o_proj.weight":
+            tensor[5] = 0
+        elif name.endswith("gate_proj.weight"):
+            tensor[::2] = 0
+            tensor[1::2, 5] -= 100 * (torch.arange(128) > 40)
+            if ".0." in name:
+                tensor[number] = 0
+                tensor[number, 5] = 50
+        return tensor
+
+    change(folder, {"hidden_act": "relu"}, with_one)
+    text = short_text(tmp_path)[1].removeprefix("data.files=[").removesuffix("]")
+    _, report = export(folder, out, "fp32", drop_dead=DropDead(TOKENS, [text], device="cpu"))
+    assert report.num_dropped == 128
+    assert number not in report.layers[0].dropped
+    stock = [AutoModelForCausalLM.from_pretrained(f) for f in (folder, out)]
+    tokens = AutoTokenizer.from_pretrained(out)("the cats", return_tensors="pt").input_ids
+    assert tokens[0, 0] == bos
+    expected, actual = (_logits(model, tokens) for model in stock)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_mistakes_are_named(tiny, tmp_path, capsys):

@@ -31,10 +31,7 @@ VARIANTS = {
         "model.huggingface.rope_parameters={rope_type: llama3, factor: 4.0, low_freq_factor: 1.0, "
         "high_freq_factor: 4.0, original_max_position_embeddings: 16}",
     ],
-    "grouped heads, untied": [
-        "model.num_key_value_heads=1",
-        "model.tie_word_embeddings=false",
-    ],
+    "grouped heads, untied": ["model.num_key_value_heads=1", "model.tie_word_embeddings=false"],
 }
 
 

@@ -40,8 +40,7 @@ def attend(qkv_MN: Tensor, heads: Heads, cache: LayerCache, at: Positions) -> Te
     # Few tokens would leave most multiprocessors idle: their positions are divided among blocks,
     # of which the last one to finish adds the parts up.
     splits = min(
-        -(-_BLOCKS * kernel.num_multiprocessors // (m * heads.num)),
-        -(-capacity // _MIN_POSITIONS),
+        -(-_BLOCKS * kernel.num_multiprocessors // (m * heads.num)), -(-capacity // _MIN_POSITIONS)
     )
     partial, finished = at.scratch_for(m * heads.num, splits, heads.size)
     cos_PD, sin_PD = (at.cos_PD, at.sin_PD) if heads.rotates else (None, None)

@@ -12,13 +12,7 @@ from transformers import PreTrainedModel as HFModel, PreTrainedTokenizerBase as 
 from sparsellm.evaluate.examples import restart_examples
 from sparsellm.evaluate.lm_eval_tasks import build_other_tasks
 from sparsellm.evaluate.scores import Scores, from_lm_eval
-from sparsellm.evaluate.suite import (
-    Suite,
-    build_tasks,
-    load_suite,
-    quiet,
-    templates_compiled_once,
-)
+from sparsellm.evaluate.suite import Suite, build_tasks, load_suite, quiet, templates_compiled_once
 
 if TYPE_CHECKING:  # it needs lm-eval
     from sparsellm.evaluate.lm import Agreement
@@ -57,10 +51,7 @@ class Evaluator:
                 )
 
     def run(
-        self,
-        model: HFModel,
-        tokenizer: HFTokenizer,
-        agreement: Agreement | None = None,
+        self, model: HFModel, tokenizer: HFTokenizer, agreement: Agreement | None = None
     ) -> Scores | None:
         """Scores a model of which every rank holds a copy; returns None except on the main rank.
 

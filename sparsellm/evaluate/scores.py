@@ -33,11 +33,7 @@ class Scores:
 
 
 def from_lm_eval(
-    results: dict[str, Any],
-    suite: Suite,
-    num_requests: int,
-    num_cut: int,
-    num_answers_cut: int = 0,
+    results: dict[str, Any], suite: Suite, num_requests: int, num_cut: int, num_answers_cut: int = 0
 ) -> Scores:
     """`Scores` of what ``lm_eval.evaluate`` returned on the main rank."""
     tasks = {name: _task(results, name, suite) for name in results["results"]}

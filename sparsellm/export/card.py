@@ -58,11 +58,7 @@ def model_card(
 
 
 def metadata(
-    recipe: Recipe,
-    evaluation: Evaluation | None,
-    license_name: str | None,
-    *,
-    trained: bool = True,
+    recipe: Recipe, evaluation: Evaluation | None, license_name: str | None, *, trained: bool = True
 ) -> str:
     """The YAML between the card's two ``---`` lines, in the hub's form.
 

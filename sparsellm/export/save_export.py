@@ -95,10 +95,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _write(
-    pretrained: Pretrained,
-    folder: Path,
-    max_shard_size: str,
-    dropped: DropReport | None,
+    pretrained: Pretrained, folder: Path, max_shard_size: str, dropped: DropReport | None
 ) -> None:
     recipe = pretrained.recipe
     # The FFN in each block has the stock names and shapes, so the stock class reads the weights.
@@ -114,10 +111,7 @@ def _write(
         files = hf_files.files_like(source, [*settings, *hf_files.LICENSE_FILES])
         hf_files.write_files(folder, files)
     (folder / hf_folder.EXPORT_RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
-    tokenizer = {
-        "identity": pretrained.tokenizer.identity,
-        "eot_id": pretrained.tokenizer.eot_id,
-    }
+    tokenizer = {"identity": pretrained.tokenizer.identity, "eot_id": pretrained.tokenizer.eot_id}
     trainer = json.dumps(pretrained.trainer | {"tokenizer": tokenizer}, indent=1) + "\n"
     (folder / hf_folder.EXPORT_TRAINER_FILE).write_text(trainer, encoding="utf-8")
     if dropped:

@@ -8,13 +8,7 @@ from torch import Tensor
 
 from sparsellm.ffn.kernels.compiler.gpu_architecture import described
 from sparsellm.ffn.operators import define
-from sparsellm.ffn.quantised import (
-    QuantisedRows,
-    empty_rows,
-    linear,
-    linear_of_few,
-    rows_in_e4m3,
-)
+from sparsellm.ffn.quantised import QuantisedRows, empty_rows, linear, linear_of_few, rows_in_e4m3
 from sparsellm.ffn.types import MAX_DECODE_TOKENS
 
 

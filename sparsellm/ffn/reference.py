@@ -272,12 +272,7 @@ def activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
 
 
 def gradients_on(  # noqa: PLR0917
-    gate_MN: Tensor | None,
-    up_MN: Tensor,
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
+    gate_MN: Tensor | None, up_MN: Tensor, dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, w: FFNWeights
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum`` on the pattern (paper, section on training).
 

@@ -4,10 +4,6 @@ Most folders may import this one. It imports only `paths`, `words` and `ffn.acti
 no torch.
 """
 
-from sparsellm.recipe.schema import (
-    Recipe,
-    bundled_recipes,
-    load_recipe,
-)
+from sparsellm.recipe.schema import Recipe, bundled_recipes, load_recipe
 
 __all__ = ["Recipe", "bundled_recipes", "load_recipe"]

@@ -270,8 +270,7 @@ class DataConfig(StrictModel):
         None, description="Globs, folders or addresses that replace the corpus's `files`"
     )
     validation_files: Globs | None = Field(
-        None,
-        description="Globs, folders or addresses that replace the corpus's `validation_files`",
+        None, description="Globs, folders or addresses that replace the corpus's `validation_files`"
     )
     validation_fraction: float = Field(
         0.01,
@@ -283,8 +282,7 @@ class DataConfig(StrictModel):
         "their own YAML files say, and another value than 0.01 is refused",
     )
     text_field: str | None = Field(
-        None,
-        description="Column or key that holds the text; replaces the corpus's `text_field`",
+        None, description="Column or key that holds the text; replaces the corpus's `text_field`"
     )
     document_separator: str | None = Field(
         None,
@@ -448,8 +446,7 @@ class RuntimeConfig(StrictModel):
     )
     compile: bool = Field(True, description="torch.compile of each transformer block and the loss")
     activation_checkpointing: bool = Field(
-        False,
-        description="Recompute each transformer block in the backward pass to save memory",
+        False, description="Recompute each transformer block in the backward pass to save memory"
     )
     loss: Literal["torch", "liger"] = Field(
         "torch",

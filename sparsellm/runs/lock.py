@@ -184,10 +184,7 @@ class RunLock:
     """
 
     def __init__(
-        self,
-        run_path: Path,
-        say: Callable[[str], None],
-        lost: Callable[[Presence | None], None],
+        self, run_path: Path, say: Callable[[str], None], lost: Callable[[Presence | None], None]
     ) -> None:
         self._run_path, self._say, self._lost = run_path, say, lost
         self._file = run_path / PRESENCE_FILE

@@ -64,10 +64,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 @torch.no_grad()
 def restore_model(
-    model: nn.Module,
-    state: dict[str, Tensor],
-    source: str = MODEL_FILE,
-    remedy: str = _REMEDY,
+    model: nn.Module, state: dict[str, Tensor], source: str = MODEL_FILE, remedy: str = _REMEDY
 ) -> None:
     """Copies what `gather_model` gave into a model of the same shapes.
 

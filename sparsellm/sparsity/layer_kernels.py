@@ -110,13 +110,7 @@ class LayerKernels:
                 self.dense_because = reason or "another rank cannot run the sparse kernels"
                 return
             shape = Measured(
-                call.num_tokens,
-                k,
-                n,
-                ffn.gated,
-                ffn.format,
-                call.device.index or 0,
-                fp8=ffn.fp8,
+                call.num_tokens, k, n, ffn.gated, ffn.format, call.device.index or 0, fp8=ffn.fp8
             )
             costs = mean_costs(
                 shape,

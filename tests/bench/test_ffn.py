@@ -156,10 +156,7 @@ def test_training_as_graphs_queues_forwards_before_their_backwards(clock, monkey
         (configuration.calls, configuration.most_at_once)
         for configurations in clock
         for configuration in configurations.values()
-    ] == [
-        (4, 1),
-        (4, 1),
-    ]
+    ] == [(4, 1), (4, 1)]
     assert {m.metric for m in measurements} >= {"ms", "forward_ms", "backward_ms", "difference"}
 
 

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from sparsellm.analyze.trace import load_traces
-from sparsellm.bench.patterns import (
-    describe,
-    fit_gate,
-    representative_window,
-    threshold_gate,
-)
+from sparsellm.bench.patterns import describe, fit_gate, representative_window, threshold_gate
 
 
 @pytest.mark.parametrize("pattern", ["uniform", "skewed"])

@@ -193,10 +193,7 @@ def test_experts_are_a_kind_and_no_dense_rival():
         ("dense-relu2-non-gated-seed0", "dense ReLU², no gate"),
         ("target60-per-layer-0.00025-seed0", "sparse, target 60 per layer"),
         ("target150-0.00025-seed0", "sparse, target 150"),
-        (
-            "target150-60-between-0.00025-seed0",
-            "sparse, target 150, 150 until 20%, 60 until 50%",
-        ),
+        ("target150-60-between-0.00025-seed0", "sparse, target 150, 150 until 20%, 60 until 50%"),
         ("target60-relu2-non-gated-0.00025-seed0", "sparse, target 60, ReLU², no gate"),
     ],
 )

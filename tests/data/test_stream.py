@@ -20,9 +20,7 @@ from sparsellm.data.tokenizer import ByteTokenizer
 
 EOT = ByteTokenizer.eot_id
 quiet = settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

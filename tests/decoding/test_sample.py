@@ -352,9 +352,7 @@ def test_another_model_keeps_its_own_loop_which_is_said_once():
 
 @pytest.mark.parametrize(
     ("rope", "reason"),
-    [
-        ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, r"its RoPE \(dynamic\)"),
-    ],
+    [({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, r"its RoPE \(dynamic\)")],
 )
 def test_angles_that_depend_on_the_length_are_left_to_transformers(rope, reason, monkeypatch):
     monkeypatch.setitem(MODELS, "dynamic", ("Llama", {"rope_parameters": rope}))

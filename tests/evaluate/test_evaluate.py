@@ -34,12 +34,7 @@ from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.examples import restart_examples
 from sparsellm.evaluate.lm import SparseLM
 from sparsellm.evaluate.scores import from_lm_eval, table
-from sparsellm.evaluate.suite import (
-    build_tasks,
-    load_suite,
-    task_config,
-    templates_compiled_once,
-)
+from sparsellm.evaluate.suite import build_tasks, load_suite, task_config, templates_compiled_once
 from sparsellm.export.save_export import export, import_export
 from sparsellm.model import build_model, model_config
 from sparsellm.paths import bundled

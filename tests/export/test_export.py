@@ -14,12 +14,7 @@ import torch
 import yaml
 from conftest import TINY, checkpoint_of, set_arguments, train_recipe
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 import sparsellm
 from sparsellm.cli import main

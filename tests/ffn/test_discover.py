@@ -121,10 +121,7 @@ def _cut(_, gate, up):
             lambda: _with(lambda mlp: parametrizations.weight_norm(mlp.up_proj)),
             "its up_proj is a ParametrizedLinear, not an nn.Linear",
         ),
-        (
-            lambda: _with(lambda mlp: mlp.act_fn.register_forward_hook(print)),
-            "its ReLU has hooks",
-        ),
+        (lambda: _with(lambda mlp: mlp.act_fn.register_forward_hook(print)), "its ReLU has hooks"),
         (
             lambda: _with(lambda mlp: setattr(mlp.up_proj, "forward", mlp.gate_proj.forward)),
             "its Linear has its own forward",

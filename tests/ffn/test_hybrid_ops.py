@@ -117,7 +117,7 @@ def test_a_module_trains_on_it_compiled_and_under_autocast():
 
 def test_backup_rows_are_a_sixteenth_in_whole_rounds():
     assert [backup_rows_for(m) for m in (1, 2048, 2049, 16_384, 32_768, 32_769)] == [
-        *(128, 128, 256, 1024, 2048, 3072),
+        *(128, 128, 256, 1024, 2048, 3072)
     ]
 
 

@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsellm.ffn.shared_linear import (
-    SharedLinear,
-    share_weights,
-    shared_linears,
-)
+from sparsellm.ffn.shared_linear import SharedLinear, share_weights, shared_linears
 from sparsellm.ffn.step_shared import Fills
 from sparsellm.ffn.training_path.module import SparseFFN
 

@@ -414,21 +414,14 @@ def test_a_mapping_that_is_a_value_replaces_that_of_the_base(tmp_path):
     assert recipe.data.corpus == {"c": 1}
     assert recipe.data.num_workers == 2  # a section is merged by key
     assert recipe.model.huggingface == {"rope_parameters": {"rope_type": "dynamic"}}
-    changes = [
-        "data.corpus={c: 1}",
-        "model.huggingface={rope_parameters: {rope_type: dynamic}}",
-    ]
+    changes = ["data.corpus={c: 1}", "model.huggingface={rope_parameters: {rope_type: dynamic}}"]
     assert load_recipe(str(base), changes) == recipe
 
 
 def test_ablation_differs_from_its_base_only_where_it_says():
     base, ablation = load_recipe("1.5b"), load_recipe("ablations/reinit")
     same = ablation.model_copy(
-        update={
-            "name": base.name,
-            "description": base.description,
-            "sparsity": base.sparsity,
-        }
+        update={"name": base.name, "description": base.description, "sparsity": base.sparsity}
     )
     assert same == base
     assert ablation.sparsity.reinit_rate == 0.1

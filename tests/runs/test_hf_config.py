@@ -13,15 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sparsellm
-from runs.hf_models import (
-    MODELS,
-    PUBLISHED,
-    change,
-    logits,
-    short_text,
-    stock_model,
-    write_model,
-)
+from runs.hf_models import MODELS, PUBLISHED, change, logits, short_text, stock_model, write_model
 from sparsellm.cli import main
 from sparsellm.export.card import model_card
 from sparsellm.export.save_export import export, import_export
@@ -148,14 +140,8 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
             {"mlp_bias": True},
             "mlp_bias is True and the recipe's model has False; that value cannot",
         ),
-        (
-            {"hidden_act": "gelu"},
-            "hidden_act 'gelu' is not supported; valid are relu",
-        ),
-        (
-            {"model_type": "gpt2"},
-            "model_type 'gpt2' is not supported; valid are llama, ",
-        ),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; valid are relu"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; valid are llama, "),
         ({"model_type": "brandnew", "auto_map": {"AutoConfig": "own.C"}}, "'brandnew' is not supp"),
         # transformers makes another one of it
         ({"model_type": "mistral", "layer_types": ["full_attention"] * 3}, "'ministral' is not"),

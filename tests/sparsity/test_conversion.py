@@ -290,10 +290,7 @@ def test_what_computes_something_else_is_left_alone():
             lambda: hugging_face(LlamaForCausalLM, LlamaConfig, hidden_act="relu").double(),
             "its weights are torch.float64",
         ),
-        (
-            lambda: nn.Sequential(_with_dropout()),
-            "its dropout of 0.1 (dropout) would be lost",
-        ),
+        (lambda: nn.Sequential(_with_dropout()), "its dropout of 0.1 (dropout) would be lost"),
     ],
 )
 def test_what_cannot_be_replaced_is_listed_with_the_reason(model, reason):

@@ -57,9 +57,7 @@ def hold_out(shards: tuple[Shard, ...], fraction: float) -> Divided:
     return tuple(train), tuple(held)
 
 
-def check_apart(
-    corpora: Sequence[tuple[str, Sequence[Shard], Sequence[Shard]]],
-) -> None:
+def check_apart(corpora: Sequence[tuple[str, Sequence[Shard], Sequence[Shard]]]) -> None:
     """Checks that nothing is held out by one corpus and trained on by it or by another one.
 
     Warns of training files that are copies of held-out ones, which a user may have on purpose.

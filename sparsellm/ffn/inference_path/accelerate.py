@@ -25,11 +25,7 @@ from sparsellm.ffn.inference_path.discover import (
 )
 from sparsellm.ffn.inference_path.formula import activation_formulas, formula_of
 from sparsellm.ffn.inference_path.memory_layout import move
-from sparsellm.ffn.inference_path.replace import (
-    put_back,
-    reads_e4m3_alone,
-    replace_forward,
-)
+from sparsellm.ffn.inference_path.replace import put_back, reads_e4m3_alone, replace_forward
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import Format
 from sparsellm.words import reasons

@@ -17,11 +17,7 @@ from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.inference_path.derived import Derived, quantised_buffers, quantised_of
 from sparsellm.ffn.inference_path.discover import ForeignFFN, Formula
-from sparsellm.ffn.inference_path.memory_layout import (
-    move,
-    restore_layout,
-    transposed_in_place,
-)
+from sparsellm.ffn.inference_path.memory_layout import move, restore_layout, transposed_in_place
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import FFNWeights

@@ -88,11 +88,7 @@ def forward(
 
 
 def _fill(
-    saved: Hybrid,
-    gate: twell.Twell,
-    x_MK: Tensor,
-    backup: twell.KeptRows,
-    token_M: Tensor | None,
+    saved: Hybrid, gate: twell.Twell, x_MK: Tensor, backup: twell.KeptRows, token_M: Tensor | None
 ) -> Tensor:
     """Converts a gate in TwELL to the hybrid format, apart from up and the backup, and counts.
 

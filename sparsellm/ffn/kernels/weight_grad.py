@@ -134,10 +134,7 @@ def group_columns(columns: Columns, num_neurons: int, slices: int) -> Groups:
         **counters("table", "count", "sample"),
     )
     rank.launch(
-        num_groups,
-        n=num_neurons,
-        **counters("count", "sample", "group_columns"),
-        **arrays("order"),
+        num_groups, n=num_neurons, **counters("count", "sample", "group_columns"), **arrays("order")
     )
     plan.launch(
         num_groups,

@@ -238,12 +238,7 @@ def _fake_forward(*arguments: Any) -> tuple[Any, ...]:
 
 
 def _backward(
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    saved: list[Tensor],
-    format: Format,
-    activation: str,
-    *tensors: Any,
+    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, activation: str, *tensors: Any
 ) -> list[Tensor]:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 

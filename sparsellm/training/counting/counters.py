@@ -20,10 +20,7 @@ from torch import Tensor
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS
 from sparsellm.runs.telemetry.metrics import LayerMetric, Metric
-from sparsellm.runs.telemetry.records import (
-    KernelStats,
-    StepStats,
-)
+from sparsellm.runs.telemetry.records import KernelStats, StepStats
 from sparsellm.sparsity.counts import nnz_statistics
 from sparsellm.sparsity.over_ranks import all_reduce_sum
 from sparsellm.training.counting.layout import CounterLayout

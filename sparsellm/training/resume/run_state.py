@@ -10,13 +10,7 @@ from torch import Tensor
 from sparsellm import __version__
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.processes.distributed import together
-from sparsellm.recipe.changes import (
-    CHANGED,
-    CHANGED_DATA,
-    CHANGED_MODEL,
-    cause_in,
-    recipe_changes,
-)
+from sparsellm.recipe.changes import CHANGED, CHANGED_DATA, CHANGED_MODEL, cause_in, recipe_changes
 from sparsellm.recipe.vocabulary import HF_PREFIX, tokenizer_folder
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.history import parent_of

@@ -16,10 +16,7 @@ from sparsellm.ffn.kernels.compiler.compile_cache import cache_folder
 from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES, HOPPER
 
 KERNELS = Path(union_training.__file__).parent
-MODULES = {
-    "union": ["union_training", "union", "weight_grad"],
-    "twell": ["hybrid", "twell"],
-}
+MODULES = {"union": ["union_training", "union", "weight_grad"], "twell": ["hybrid", "twell"]}
 OF_BOTH = ["gate", "transpose", "quantise", "sort_tokens"]
 
 

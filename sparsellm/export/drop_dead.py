@@ -105,7 +105,8 @@ def drop_dead_neurons(
 
 @torch.no_grad()
 def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tensor, int]:
-    """Each neuron's highest pre-activation over all tokens, (L, N) fp32 on the CPU, and M.
+    """Each neuron's highest pre-activation over all tokens and the beginning of a text, (L, N) fp32
+    on the CPU, and M.
 
     A neuron is active on some token if its peak is above zero, or NaN.
     """
@@ -118,6 +119,8 @@ def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tenso
 
     num_tokens = 0
     with watch_ffns(model, raise_peak):
+        # All texts begin with it, also if those that are measured are one document without it.
+        model.model(torch.tensor([pretrained.begin_ids], device=model.device), use_cache=False)
         for batch_BT in batches:
             model.model(batch_BT.to(model.device), use_cache=False)
             num_tokens += batch_BT.numel()

@@ -339,6 +339,21 @@ def test_a_neuron_that_fires_on_one_corpus_of_a_mixture_alone_stays(tiny, tmp_pa
     assert layer_reports[0] == layer_reports[1]
 
 
+def test_a_neuron_that_is_active_after_no_text_alone_stays(tiny, tmp_path):
+    """Generation begins with the end-of-document token, which a single document does not have."""
+    path, alive = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
+    text = tmp_path / "text.jsonl"
+    text.write_text(json.dumps({"text": "x = 1\n" * 20}) + "\n")
+    loaded = load_pretrained(path)
+    dead, eot = max(set(range(NEURONS)) - alive[0]), loaded.tokenizer.eot_id
+    with torch.no_grad():
+        loaded.model.model.embed_tokens.weight[eot, 5] = 1000
+        loaded.model.model.layers[0].mlp.pattern_weight[dead, 5] = 1
+    _, report = drop_dead_neurons(loaded, "fp32", DropDead(TOKENS, [str(text)], device="cpu"))
+    assert report.tokens == 96
+    assert dead not in report.layers[0].dropped
+
+
 def test_a_neuron_that_is_active_for_the_beginning_of_a_text_alone_stays(tmp_path):
     """A model from elsewhere, whose tokenizer puts <bos> before every text."""
     folder, out = write_chat_model(tmp_path / "theirs", intermediate_size=256), tmp_path / "out"

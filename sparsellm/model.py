@@ -94,9 +94,10 @@ def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
             + ", ".join(kinds)
         )
     config_class = getattr(transformers, recipe.architecture.config_class)
+    vocab_size = recipe.padded_vocab_size  # its error is one of the tokenizer's
     try:
         config: PretrainedConfig = config_class(
-            vocab_size=recipe.padded_vocab_size,
+            vocab_size=vocab_size,
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
             num_hidden_layers=shape.num_hidden_layers,

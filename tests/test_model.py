@@ -14,6 +14,7 @@ from sparsellm.ffn.token_order import token_order
 from sparsellm.model import SparseDecoderLayer, build_model, build_zero_model, prepare_blocks
 from sparsellm.recipe.families import ARCHITECTURES
 from sparsellm.recipe.sections import RuntimeConfig
+from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
 from sparsellm.training import objective
 from sparsellm.training.objective import IGNORED_TARGET, Objective, build_loss, total_loss
 
@@ -80,6 +81,14 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(tiny, buil
 def test_what_transformers_refuses_is_a_mistake_in_the_recipe(tiny, overrides, reason):
     with pytest.raises(ValueError, match=rf"^model: .*Config refuses .*{reason}.*; change model"):
         build_zero_model(tiny(*overrides), eos_token_id=256)
+
+
+def test_a_tokenizer_that_is_gone_is_no_mistake_of_the_configuration(tiny, tmp_path):
+    write_tokenizer("bytes", tmp_path, 64)
+    recipe = tiny(f"data.tokenizer=hf:{tmp_path}")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json"):
+        build_zero_model(recipe, eos_token_id=0)
 
 
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)

@@ -1,7 +1,7 @@
 """Tokenizers by their name in a recipe: vocabulary sizes, and the files of Hugging Face tokenizers.
 
 `data.tokenizer` is ``gpt2``, ``bytes``, or ``hf:`` followed by a folder, a ``tokenizer.json``, or
-an id on the hub, optionally with ``@revision`` (a commit or tag).
+an id on the hub, optionally with ``@revision`` (a commit, tag or branch).
 """
 
 from functools import lru_cache
@@ -95,7 +95,8 @@ def tokenizer_folder(name: str) -> Path:
         )
     if path.is_dir():
         return path
-    if path.is_absolute() or where.startswith((".", "~")) or where.count("/") > 1:
+    repo = where.partition("@")[0]  # a revision may have slashes, as refs/pr/1
+    if path.is_absolute() or where.startswith((".", "~")) or repo.count("/") > 1:
         raise FileNotFoundError(f"data.tokenizer {name}: there is no folder {path}")
     return _download(name, where)
 

@@ -130,6 +130,18 @@ def test_an_export_of_a_model_of_the_hub_names_it(hub, command, tmp_path):
     assert all("dense" in text and "snapshots" not in text for text in texts)  # as in the cache
 
 
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_revision_may_have_slashes(hub, command, tmp_path):
+    """As a pull request's has."""
+    _dense_model(hub, tmp_path / "dense")
+    imported = command("import", "them/dense@refs/pr/1", "run", token=None)
+    assert imported.returncode == 0, imported.stderr
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert recipe["name"] == "dense"
+    assert recipe["data"]["tokenizer"] == "hf:them/dense@refs/pr/1"
+
+
 def test_what_is_a_name_on_the_hub(tmp_path, monkeypatch):
     from pathlib import Path
 

@@ -156,9 +156,8 @@ def derive_recipe(path: Path, source: Path) -> Recipe:
         "data": {"tokenizer": f"{HF_PREFIX}{path.resolve() if name is None else name}"},
         "train": {"global_batch_tokens": 512 * context},
     }
-    run_name = (
-        re.sub(r"[^A-Za-z0-9._-]+", "-", source.name.partition("@")[0]).lstrip("._-") or "model"
-    )
+    model_name = Path((name or source.name).partition("@")[0]).name
+    run_name = re.sub(r"[^A-Za-z0-9._-]+", "-", model_name).lstrip("._-") or "model"
     overrides = [f"name='{run_name}'", f"description='{run_name}, from its config.json'"]
     try:
         # First without fields of `model.huggingface`: only what differs from this is named there.

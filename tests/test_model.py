@@ -11,7 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparsellm.ffn.activations import ACTIVATIONS
 from sparsellm.ffn.token_order import token_order
-from sparsellm.model import SparseDecoderLayer, build_model, build_zero_model, prepare_blocks
+from sparsellm.model import (
+    SparseDecoderLayer,
+    build_model,
+    build_zero_model,
+    model_config,
+    prepare_blocks,
+)
 from sparsellm.recipe.families import ARCHITECTURES
 from sparsellm.recipe.sections import RuntimeConfig
 from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
@@ -88,7 +94,7 @@ def test_a_tokenizer_that_is_gone_is_no_mistake_of_the_configuration(tiny, tmp_p
     recipe = tiny(f"data.tokenizer=hf:{tmp_path}")
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json"):
-        build_zero_model(recipe, eos_token_id=0)
+        model_config(recipe, eos_token_id=0)
 
 
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)

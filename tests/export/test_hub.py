@@ -119,8 +119,13 @@ def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_
 @pytest.mark.long
 def test_an_export_of_a_model_of_the_hub_names_it(hub, command, tmp_path):
     _dense_model(hub, tmp_path / "dense")
+    for name in ("consolidated.safetensors", "original/consolidated.00.safetensors"):
+        hub.repos["them/dense"][name] = b"the same weights once more, in another format"
     exported = command("export", "them/dense", "out", token=None)
     assert exported.returncode == 0, exported.stderr
+    [weights] = (tmp_path / "cache").rglob("snapshots/*/*.safetensors")
+    assert weights.name == "model.safetensors"
+    assert not list((tmp_path / "cache").rglob("original"))
     texts = [
         p.read_text(encoding="utf-8")
         for p in (tmp_path / "out").iterdir()

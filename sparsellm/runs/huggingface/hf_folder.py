@@ -31,6 +31,8 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 # What a model is read from; a repository may hold other frameworks' weights too.
 _FILES = ["*.json", "*.safetensors", "*.yaml", *TOKENIZER_FILES, "LICENSE*", "NOTICE*", "*.md"]
+# Its publisher's own copy of the weights, as Llama and Mistral have.
+_NOT_READ = ["consolidated*", "*/*.safetensors"]
 
 REMEDY = "export the checkpoint again, or put the model's own file back"
 
@@ -199,7 +201,12 @@ def local_copy(path: Path) -> Path:
     repo, _, revision = name.partition("@")
     _say_asking(name)
     try:
-        folder = snapshot_download(repo, revision=revision or None, allow_patterns=_FILES)
+        folder = snapshot_download(
+            repo,
+            revision=revision or None,
+            allow_patterns=_FILES,
+            ignore_patterns=_NOT_READ,
+        )
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise FileNotFoundError(
             f"{name}: no such folder here, and no such model on the Hugging Face hub (one that is "

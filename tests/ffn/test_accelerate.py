@@ -292,36 +292,21 @@ def test_few_tokens_of_a_dense_layer_skip_the_operator(gated, monkeypatch):
     assert not torch.equal(module(x), expected)
 
 
-def test_training_goes_through_the_dense_path():
-    model = _model(LlamaConfig, LlamaForCausalLM)
-    sparsellm.accelerate(model)
-    model(TOKENS).logits.float().sum().backward()
-    assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("change", ["optimizer", "load"])
+@pytest.mark.parametrize("change", ["optimizer", "load", "accelerate"])
 def test_a_changed_weight_is_seen_by_the_next_call(change):
     model = _model(LlamaConfig, LlamaForCausalLM)
     with torch.inference_mode():
         sparsellm.accelerate(model)
     if change == "load":
         model.load_state_dict({name: -2 * w for name, w in model.state_dict().items()})
+    elif change == "accelerate":  # where another tensor takes the place of a weight
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.data = -layer.mlp.down_proj.weight.detach()
+        sparsellm.accelerate(model)
     else:
         model(TOKENS).logits.float().sum().backward()
         torch.optim.AdamW(model.parameters(), lr=0.1).step()
     with torch.no_grad():
-        logits = model(TOKENS).logits
-        sparsellm.restore(model)
-        torch.testing.assert_close(logits, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
-
-
-def test_accelerating_again_takes_the_new_weights():
-    model = _model(LlamaConfig, LlamaForCausalLM)
-    sparsellm.accelerate(model)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.mlp.down_proj.weight.data = -layer.mlp.down_proj.weight
-        sparsellm.accelerate(model)
         logits = model(TOKENS).logits
         sparsellm.restore(model)
         torch.testing.assert_close(logits, model(TOKENS).logits, rtol=2e-2, atol=2e-2)

@@ -111,15 +111,9 @@ def test_errors_name_file_and_remedy(tiny, tmp_path):
     path = write_run(recipe, [])
     with pytest.raises(ValueError, match=r"nothing was logged yet"):
         read_runs([path])
-    (path / "metrics.jsonl").write_text('{"half\n' + json.dumps(record(recipe, 1)) + "\n")
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 1 is damaged: .*correct that line"):
-        read_runs([path])
     write_run(recipe, [record(recipe, 1)])
     (path / "recipe.yaml").write_text(tiny("model.num_hidden_layers=3").to_yaml())
     with pytest.raises(ValueError, match=r"nnz_mean of step 1 has 2 values .* model has 3"):
-        read_runs([path])
-    (path / "recipe.yaml").unlink()
-    with pytest.raises(FileNotFoundError, match=r"copy it from one of the checkpoints"):
         read_runs([path])
     write_run(recipe, [record(recipe, 1)])
     (tmp_path / "file").touch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from report.test_report import record, write_run
+from runs.written_runs import record, write_run
 
 from record_sweep import main, settled_step
 from results import read_records

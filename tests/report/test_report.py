@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, TINY, set_arguments
+from runs.written_runs import record, write_run
 
 from report.browser import CHROMIUM, Browser
 from sparsellm.cli import main
@@ -27,7 +28,6 @@ from sparsellm.runs import saver
 from sparsellm.runs.checkpoint import Snapshot
 from sparsellm.runs.telemetry.evaluations import Score, read_evaluations
 from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS, mean
-from sparsellm.runs.telemetry.records import nnz_bucket_edges, position_bucket_starts
 
 CHARTS = [
     # Without a GPU and a target.
@@ -35,56 +35,6 @@ CHARTS = [
     *(f"{m.name}-layers" for m in LAYER_METRICS if m.section and not m.if_different),
     *("position", "distribution", "tail", "popularity"),
 ]
-
-
-def record(recipe, step, **changes):
-    """A line of metrics.jsonl, as training writes it."""
-    layers = recipe.model.num_hidden_layers
-    edges = nnz_bucket_edges(recipe.model.intermediate_size)
-    buckets = len(position_bucket_starts(recipe.model.context_length))
-    return {
-        "step": step,
-        "tokens": step * recipe.train.global_batch_tokens,
-        "loss": 5.0 / step,
-        "l1": 0.5 / step,
-        "l1_coefficient": 0.02,
-        "l1_by_layer": [0.02] * layers,
-        "target_error": None,
-        "learning_rate": 1e-3,
-        "grad_norm": 1.5,
-        "tokens_per_second": 12_345.0,
-        "step_ms": 1e3 * recipe.train.global_batch_tokens / 12_345,
-        "mfu": None,
-        "mfu_dense": None,
-        "memory_gib": 1.25,
-        "sparsity": {
-            "nnz_mean": [10.0 / step + layer for layer in range(layers)],
-            "nnz_max": [20] * layers,
-            "nnz_p50": [8] * layers,
-            "nnz_p99": [19] * layers,
-            "dead_fraction": [0.25 * layer for layer in range(layers)],
-            "nnz_by_position": [[float(b) for b in range(buckets)]] * layers,
-            "nnz_histogram": [3, 1] + [0] * (len(edges) - 2),
-        },
-        "kernels": {
-            "sparse": [layer > 0 for layer in range(layers)],
-            "union_mean": [20.0 + layer for layer in range(layers)],
-            "overflows": 0,
-        },
-        "seconds": float(step),
-        "train_seconds": 0.5 * step,
-        "compile_seconds": 1.5,
-        "kind": "train",
-    } | changes
-
-
-def write_run(recipe, records):
-    """A run folder without checkpoints."""
-    recipe.run_path.mkdir(parents=True, exist_ok=True)
-    (recipe.run_path / "recipe.yaml").write_text(recipe.to_yaml())
-    lines = "".join(json.dumps(r) + "\n" for r in records)
-    (recipe.run_path / "metrics.jsonl").write_text(lines)
-    return recipe.run_path
 
 
 # --- what is read ---------------------------------------------------------------------------------

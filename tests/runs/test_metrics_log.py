@@ -17,6 +17,7 @@ import pytest
 from conftest import python
 from fake_server import FakeServer
 
+from runs.written_runs import train_record
 from sparsellm.runs.telemetry import wandb_file
 from sparsellm.runs.telemetry.dashboard import wandb_values
 from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS
@@ -24,59 +25,15 @@ from sparsellm.runs.telemetry.metrics_log import MetricsLog
 from sparsellm.runs.telemetry.records import (
     EvaluationRecord,
     FailureRecord,
-    KernelStats,
     Session,
     SessionEndRecord,
     SessionRecord,
-    StepStats,
-    TrainRecord,
     ValidationRecord,
-    nnz_bucket_edges,
-    position_bucket_starts,
     read_lines,
     read_metrics,
 )
 from sparsellm.runs.telemetry.wandb_file import logged_steps
 from sparsellm.training.meter import progress_line
-
-
-def _record(recipe, step: int) -> TrainRecord:
-    layers = recipe.model.num_hidden_layers
-    buckets = len(position_bucket_starts(recipe.model.context_length))
-    edges = nnz_bucket_edges(recipe.model.intermediate_size)
-    return TrainRecord(
-        step=step,
-        tokens=step * recipe.train.global_batch_tokens,
-        values=dict.fromkeys((m.name for m in METRICS if m.of is None), 0.0)
-        | {
-            "loss": 5.0 / step,
-            "l1": 0.5 / step,
-            "l1_coefficient": 0.02,
-            "target_error": None,
-            "learning_rate": 1e-3,
-            "grad_norm": 1.5,
-            "skipped_steps": 0,
-            "tokens_per_second": 12_345.0,
-            "mfu": None,
-            "mfu_dense": None,
-            "memory_gib": 1.25,
-            "micro_batch_size": 2,
-            "seconds": float(step),
-            "train_seconds": 0.5 * step,
-            "compile_seconds": 1.5,
-        },
-        l1_by_layer=[0.02] * layers,
-        sparsity=StepStats(
-            nnz_mean=[10.0 / step + layer for layer in range(layers)],
-            nnz_max=[20] * layers,
-            nnz_p50=[8] * layers,
-            nnz_p99=[19] * layers,
-            dead_fraction=[0.25 * layer for layer in range(layers)],
-            nnz_by_position=[[float(b) for b in range(buckets)]] * layers,
-            nnz_histogram=list(range(len(edges))),
-        ),
-        kernels=KernelStats([False] * layers, [12.5] * layers, overflows=0),
-    )
 
 
 def _log(recipe, resume_step):
@@ -92,7 +49,7 @@ def _read(recipe):
 def _write(recipe, steps, resume_step=0):
     log = _log(recipe, resume_step)
     for step in steps:
-        log.write(_record(recipe, step))
+        log.write(train_record(recipe, step))
         if step % 2 == 0:
             tokens = step * recipe.train.global_batch_tokens
             log.write(ValidationRecord(step, tokens, 4.0 / step, num_targets=512))
@@ -148,7 +105,7 @@ def _is_float(value):
 
 def _of_each_kind(recipe):
     return [
-        _record(recipe, 2),
+        train_record(recipe, 2),
         ValidationRecord(2, 512, 3.0, 512, {"a": 3.0}),
         EvaluationRecord(2, 512, 0.5, 0.1, {"piqa": {"acc": 0.5}}),
         FailureRecord(2, 512, "step", "loss nan"),
@@ -244,7 +201,7 @@ def test_without_its_dashboard_a_run_is_offline_and_sends_each_record_once(
     began = time.monotonic()
     log = _log(recipe, 0)
     for step in (1, 2, 3):
-        log.write(_record(recipe, step))
+        log.write(train_record(recipe, step))
     assert time.monotonic() - began < 1
     log.close("finished")
     printed = capsys.readouterr().err
@@ -262,11 +219,11 @@ def test_without_its_dashboard_a_run_is_offline_and_sends_each_record_once(
 def test_a_dashboard_that_fails_within_a_run_gets_the_rest_offline(tiny, fake_wandb):
     recipe = tiny("logging.wandb=online")
     log = _log(recipe, 0)
-    log.write(_record(recipe, 1))
+    log.write(train_record(recipe, 1))
     _until(lambda: fake_wandb.steps == [1])
     fake_wandb.reachable = False
-    log.write(_record(recipe, 2))
-    log.write(_record(recipe, 3))
+    log.write(train_record(recipe, 2))
+    log.write(train_record(recipe, 3))
     log.close("finished")
     assert fake_wandb.steps == [1, 2, 3]
     assert fake_wandb.modes == ["online", "offline"]
@@ -300,13 +257,13 @@ def test_a_full_disk_keeps_records_waiting_and_names_the_file(tiny, monkeypatch,
 
     log._file = Full()
     for step in (1, 2, 3):
-        log.write(_record(recipe, step))
+        log.write(train_record(recipe, step))
     warned = capsys.readouterr().err
     assert warned.count("metrics.jsonl cannot be written (No space left on device)") == 1
     with pytest.raises(OSError, match=r"free space, and the same command .*metrics.jsonl"):
         log.sync()
     room = 10**6
-    log.write(_record(recipe, 4))
+    log.write(train_record(recipe, 4))
     log.close("finished")
     assert [r["step"] for r in _read(recipe)] == [1, 2, 3, 4]
 
@@ -333,10 +290,10 @@ def test_sessions_are_kept_and_a_killed_one_gets_its_end_from_the_next(tiny):
     recipe = tiny()
     first = MetricsLog(recipe, 0, _session(0, "a", time.time() - 100))
     for step in (1, 2, 3):
-        first.write(_record(recipe, step))
+        first.write(train_record(recipe, step))
     # Killed. The next one resumes from step 1, a third from there too.
     second = MetricsLog(recipe, 1, _session(1, "b", time.time()))
-    second.write(_record(recipe, 2))
+    second.write(train_record(recipe, 2))
     second.close("stopped (SIGTERM)")
     MetricsLog(recipe, 1, _session(1, "c", time.time())).close("finished")
     records = read_metrics(recipe.run_path)
@@ -536,14 +493,14 @@ def test_offline_wandb_run_holds_the_same_numbers_and_continues_after_resume(tin
     ],
 )
 def test_how_far_a_run_is_from_its_target_can_be_read_at_any_distance(tiny, error, text):
-    record = _record(tiny(), 1)
+    record = train_record(tiny(), 1)
     shown = progress_line(replace(record, values=record.values | {"target_error": error}), tiny())
     assert f" | nnz 10.5 (16.41%) | {text} | " in shown
 
 
 def test_progress_line_is_one_readable_line(tiny):
     recipe = tiny("train.steps=1000")
-    record = _record(recipe, 10)
+    record = train_record(recipe, 10)
     line = progress_line(replace(record, values=record.values | {"mfu": 0.412}), recipe)
     assert line == (
         "step   10/1000 | loss 0.5000 | l1 0.05 | nnz 1.5 (2.34%) | dead 12.5% | "

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from conftest import ROOT, TINY, process_env, python, train_recipe
 from runs.hf_models import short_text, write_chat_model
+from runs.written_runs import record, write_run
 from warm import ranks, started
 
 from sparsellm.cli import main
@@ -376,8 +377,6 @@ def _losses(run_path):
 
 
 def _write_sweep(folder, tiny, more=()):
-    from report.test_report import record, write_run
-
     runs = []
     for name, seed, l1, losses in (
         ("dense-relu-seed0", 0, 0.0, 5.0),

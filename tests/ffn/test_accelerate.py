@@ -8,24 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from runs.hf_models import LLAMA3_ROPE
-from transformers import (
-    ArceeConfig,
-    ArceeForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    NemotronConfig,
-    NemotronForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 
 import sparsellm
+from ffn.small_models import small_model
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.inference_path import replace
@@ -34,46 +19,30 @@ from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import ELEMENTS, FFNWeights
 from sparsellm.model import build_model
 
-SHAPE = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-}
 TOKENS = torch.arange(2 * 20).view(2, 20) % 128
-
-
-def _model(config_class, model_class, **options):
-    torch.manual_seed(0)
-    options = {"hidden_act": "relu", **options}
-    return model_class(config_class(**SHAPE, **options)).bfloat16().eval()
 
 
 NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 FAMILIES = [
-    (LlamaConfig, LlamaForCausalLM, {}),
-    (LlamaConfig, LlamaForCausalLM, {"mlp_bias": True}),
-    (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "attention_bias": True}),
-    (MistralConfig, MistralForCausalLM, {"sliding_window": 8}),
-    (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
-    (Qwen3Config, Qwen3ForCausalLM, {}),
-    (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0], **NO_TOKENS}),
-    (ArceeConfig, ArceeForCausalLM, {}),  # non-gated
-    (LlamaConfig, LlamaForCausalLM, {"hidden_act": "relu2"}),
-    (ArceeConfig, ArceeForCausalLM, {"hidden_act": "relu2", "mlp_bias": True}),
-    (NemotronConfig, NemotronForCausalLM, {"hidden_act": "relu2"}),
+    ("Llama", {}),
+    ("Llama", {"mlp_bias": True}),
+    ("Llama", {"rope_parameters": LLAMA3_ROPE, "attention_bias": True}),
+    ("Mistral", {"sliding_window": 8}),
+    ("Qwen2", {"tie_word_embeddings": True}),
+    ("Qwen3", {}),
+    ("SmolLM3", {"no_rope_layers": [1, 0], **NO_TOKENS}),
+    ("Arcee", {}),  # non-gated
+    ("Llama", {"hidden_act": "relu2"}),
+    ("Arcee", {"hidden_act": "relu2", "mlp_bias": True}),
+    ("Nemotron", {"hidden_act": "relu2"}),
 ]
 
 
-@pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
+@pytest.mark.parametrize(("family", "options"), FAMILIES)
 @pytest.mark.parametrize("element", ELEMENTS)
 @torch.inference_mode()
-def test_every_family_gives_its_own_logits_and_keys(config_class, model_class, options, element):
-    model = _model(config_class, model_class, **options).to(element)
+def test_every_family_gives_its_own_logits_and_keys(family, options, element):
+    model = small_model(family, **options).to(element)
     expected, keys = model(TOKENS).logits, list(model.state_dict())
     done = sparsellm.accelerate(model)
     assert len(done.accelerated) == 2
@@ -87,9 +56,9 @@ def test_every_family_gives_its_own_logits_and_keys(config_class, model_class, o
     assert torch.equal(model(TOKENS).logits, expected)
 
 
-@pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
-def test_every_family_decodes_and_trains_as_it_does(config_class, model_class, options):
-    check_decoding_and_training(_model(config_class, model_class, **options), TOKENS)
+@pytest.mark.parametrize(("family", "options"), FAMILIES)
+def test_every_family_decodes_and_trains_as_it_does(family, options):
+    check_decoding_and_training(small_model(family, **options), TOKENS)
 
 
 def check_decoding_and_training(model, tokens):
@@ -145,7 +114,7 @@ def orders(monkeypatch):
 
 @torch.inference_mode()
 def test_a_prompt_is_computed_in_token_order_and_decoding_is_not(orders):
-    model = _model(LlamaConfig, LlamaForCausalLM)
+    model = small_model()
     expected = model(TOKENS).logits
     done = sparsellm.accelerate(model, token_order="auto")
     torch.testing.assert_close(model(TOKENS).logits, expected, rtol=2e-2, atol=2e-2)
@@ -165,7 +134,7 @@ def test_a_prompt_is_computed_in_token_order_and_decoding_is_not(orders):
 
 @torch.inference_mode()
 def test_an_order_does_not_outlive_its_forward_its_model_or_its_length(orders):
-    model = _model(LlamaConfig, LlamaForCausalLM)
+    model = small_model()
     sparsellm.accelerate(model, token_order="auto")
     twin = copy.deepcopy(model)
     with pytest.raises(IndexError):
@@ -190,7 +159,7 @@ def test_an_order_does_not_outlive_its_forward_its_model_or_its_length(orders):
 @torch.inference_mode()
 def test_token_order_under_compile(monkeypatch):
     monkeypatch.setattr("sparsellm.ffn.token_order.MIN_TOKENS", 30)
-    model = _model(LlamaConfig, LlamaForCausalLM)
+    model = small_model()
     expected = model(TOKENS, use_cache=False).logits
     sparsellm.accelerate(model, token_order="auto")
     compiled = torch.compile(model, backend="eager")
@@ -200,18 +169,18 @@ def test_token_order_under_compile(monkeypatch):
 
 
 def test_what_cannot_be_served_is_named_and_left_alone():
-    silu = _model(LlamaConfig, LlamaForCausalLM, hidden_act="silu")
+    silu = small_model(hidden_act="silu")
     done = sparsellm.accelerate(silu)
     assert done.left_alone["model.layers.1.mlp"] == (
         "its activation is SiLUActivation, not ReLU or ReLU²"
     )
     message = "left alone: model.layers.0.mlp and 1 more: its activation is SiLUActivation"
     assert message in str(done)
-    fp32 = sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM).float())
+    fp32 = sparsellm.accelerate(small_model().float())
     reason = fp32.left_alone["model.layers.0.mlp"]
     assert "are torch.float32, not all torch.bfloat16 or all torch.float16" in reason
     assert "load the model with dtype=torch.bfloat16" in reason
-    mixed = _model(LlamaConfig, LlamaForCausalLM)
+    mixed = small_model()
     mixed.model.layers[1].mlp.up_proj.half()
     done = sparsellm.accelerate(mixed)
     assert done.accelerated == ["model.layers.0.mlp"]
@@ -219,12 +188,12 @@ def test_what_cannot_be_served_is_named_and_left_alone():
     with pytest.raises(ValueError, match=r"threshold -1\.0 must not be negative"):
         sparsellm.accelerate(silu, threshold=-1.0)
     with pytest.raises(ValueError, match="kernels 'fast' must be one of auto, sparse, dense"):
-        sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM), kernels="fast")
+        sparsellm.accelerate(small_model(), kernels="fast")
 
 
 def test_a_model_that_is_not_on_a_gpu_is_left_alone(monkeypatch):
     monkeypatch.delenv("SPARSELLM_REFERENCE_KERNELS")
-    model = _model(LlamaConfig, LlamaForCausalLM)
+    model = small_model()
     done = sparsellm.accelerate(model, kernels="auto")
     assert not done.accelerated
     assert "on cpu, where the kernels do not run" in done.left_alone["model.layers.1.mlp"]
@@ -234,7 +203,7 @@ def test_a_model_that_is_not_on_a_gpu_is_left_alone(monkeypatch):
 
 @torch.inference_mode()
 def test_a_deep_copy_computes_with_its_own_weights():
-    model = _model(LlamaConfig, LlamaForCausalLM)
+    model = small_model()
     sparsellm.accelerate(model)
     other = copy.deepcopy(model)
     before = model(TOKENS).logits
@@ -247,7 +216,7 @@ def test_a_deep_copy_computes_with_its_own_weights():
 
 
 def test_a_forward_of_the_instance_comes_back():
-    model = _model(LlamaConfig, LlamaForCausalLM)
+    model = small_model()
     mlp = model.model.layers[0].mlp
     calls, plain = [], mlp.forward
 
@@ -268,13 +237,13 @@ def test_a_forward_of_the_instance_comes_back():
 
 
 def test_no_tokens_at_all_and_restoring_twice():
-    model = _model(LlamaConfig, LlamaForCausalLM)
+    model = small_model()
     sparsellm.accelerate(model)
     mlp = model.model.layers[0].mlp
     assert mlp(torch.empty(0, 64).bfloat16()).shape == (0, 64)
     sparsellm.restore(model)
     sparsellm.restore(model)
-    assert set(vars(mlp)) == set(vars(_model(LlamaConfig, LlamaForCausalLM).model.layers[0].mlp))
+    assert set(vars(mlp)) == set(vars(small_model().model.layers[0].mlp))
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -294,7 +263,7 @@ def test_few_tokens_of_a_dense_layer_skip_the_operator(gated, monkeypatch):
 
 @pytest.mark.parametrize("change", ["optimizer", "load", "accelerate"])
 def test_a_changed_weight_is_seen_by_the_next_call(change):
-    model = _model(LlamaConfig, LlamaForCausalLM)
+    model = small_model()
     with torch.inference_mode():
         sparsellm.accelerate(model)
     if change == "load":

@@ -10,20 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     BartConfig,
-    BartForConditionalGeneration,
     GptOssConfig,
-    GptOssForCausalLM,
     M2M100Config,
-    M2M100ForConditionalGeneration,
     MixtralConfig,
-    MixtralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     PhiConfig,
-    PhiForCausalLM,
     T5Config,
-    T5ForConditionalGeneration,
 )
 
 import sparsellm
@@ -260,22 +256,23 @@ PHI = {**SIZES, "hidden_size": K, "intermediate_size": N, "num_attention_heads":
 
 
 @pytest.mark.parametrize(
-    ("model_class", "config", "num_ffns"),
+    ("config", "num_ffns"),
     [
-        (OPTForCausalLM, OPTConfig(**OPT), 2),
-        (OPTForCausalLM, OPTConfig(**OPT, do_layer_norm_before=False), 2),
-        (BartForConditionalGeneration, BartConfig(**SEQ2SEQ), 4),
-        (M2M100ForConditionalGeneration, M2M100Config(**SEQ2SEQ), 4),
-        (T5ForConditionalGeneration, T5Config(**T5), 4),
-        (T5ForConditionalGeneration, T5Config(**T5, feed_forward_proj="gated-relu"), 4),
-        (PhiForCausalLM, PhiConfig(**PHI, num_hidden_layers=2, hidden_act="relu"), 2),
+        (OPTConfig(**OPT), 2),
+        (OPTConfig(**OPT, do_layer_norm_before=False), 2),
+        (BartConfig(**SEQ2SEQ), 4),
+        (M2M100Config(**SEQ2SEQ), 4),
+        (T5Config(**T5), 4),
+        (T5Config(**T5, feed_forward_proj="gated-relu"), 4),
+        (PhiConfig(**PHI, num_hidden_layers=2, hidden_act="relu"), 2),
     ],
     ids=["opt", "opt-post-norm", "bart", "m2m100", "t5", "t5-gated", "phi"],
 )
 @torch.inference_mode()
-def test_families_with_biases_and_other_names(model_class, config, num_ffns):
+def test_families_with_biases_and_other_names(config, num_ffns):
     torch.manual_seed(0)
-    model = model_class(config).eval()
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = auto.from_config(config).eval()
     for parameter in model.parameters():  # biases and weights that matter
         parameter.copy_(0.2 * torch.randn_like(parameter))
     model.bfloat16()
@@ -372,14 +369,10 @@ EXPERTS = {
 
 
 @pytest.mark.parametrize(
-    ("model_class", "config"),
-    [
-        (MixtralForCausalLM, MixtralConfig(**EXPERTS, hidden_act="relu")),
-        (GptOssForCausalLM, GptOssConfig(**EXPERTS)),
-    ],
+    "config", [MixtralConfig(**EXPERTS, hidden_act="relu"), GptOssConfig(**EXPERTS)]
 )
-def test_fused_experts_are_named(model_class, config):
-    done = sparsellm.accelerate(model_class(config).bfloat16())
+def test_fused_experts_are_named(config):
+    done = sparsellm.accelerate(AutoModelForCausalLM.from_config(config).bfloat16())
     assert set(done.left_alone) == {f"model.layers.{i}.mlp.experts" for i in range(2)}
     assert "4 experts are fused into 3-D weights (gate_up_proj)" in str(done)
 

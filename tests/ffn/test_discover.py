@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import OPTConfig, OPTForCausalLM
 
 import sparsellm
 from sparsellm.ffn import dispatch
-from tests.ffn.test_accelerate import TOKENS, _model
+from tests.ffn.small_models import small_model
+from tests.ffn.test_accelerate import TOKENS
 from tests.ffn.test_accelerate_forms import (
     OPT,
     FATReLU,
@@ -293,7 +294,7 @@ def test_a_saved_model_can_be_loaded(in_layer, tmp_path):
         torch.manual_seed(0)
         model = OPTForCausalLM(OPTConfig(**OPT)).bfloat16().eval()
     else:
-        model = _model(LlamaConfig, LlamaForCausalLM)
+        model = small_model()
     done = sparsellm.accelerate(model, kernels="sparse")
     with torch.no_grad():
         for parameter in model.parameters():  # W_d was transposed before this
@@ -321,7 +322,7 @@ def test_a_dispatch_saved_beside_a_gpu_is_loaded_without_one():
 
 @pytest.mark.parametrize("offload", [accelerate.cpu_offload, lambda model: model.to("meta")])
 def test_an_offloaded_model_is_left_alone(offload):
-    model = _model(LlamaConfig, LlamaForCausalLM)
+    model = small_model()
     right = model(TOKENS).logits
     offload(model)
     done = sparsellm.accelerate(model)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import sparsellm
-from ffn.small_llama import small_llama
+from ffn.small_models import small_model
 from sparsellm.ffn.quantised import dequantised, rows_in_e4m3
 
 LAYER = "model.layers.0.self_attn.q_proj"
@@ -15,7 +15,7 @@ LAYER = "model.layers.0.self_attn.q_proj"
 
 @pytest.fixture
 def model():
-    return small_llama()
+    return small_model()
 
 
 def _in_e4m3(x, weight):

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import sparsellm
-from ffn.small_llama import small_llama
+from ffn.small_models import small_model
 from sparsellm.decoding.sample import Sequences
 from sparsellm.ffn.inference_path import accelerate, linears, memory_layout, replace
 from sparsellm.ffn.inference_path.memory_layout import transposed_in_place
@@ -33,7 +33,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture
 def model():
-    return small_llama(tie_word_embeddings=True, initializer_range=0.2)
+    return small_model(tie_word_embeddings=True, initializer_range=0.2)
 
 
 def num_bytes(model: nn.Module) -> int:

@@ -12,26 +12,27 @@ from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 import sparsellm
 from gpu.conditions import named
 from sparsellm.ffn.types import ELEMENTS
-from tests.ffn.test_accelerate import FAMILIES, TOKENS, _model, check_decoding_and_training
+from tests.ffn.small_models import small_model
+from tests.ffn.test_accelerate import FAMILIES, TOKENS, check_decoding_and_training
 from tests.ffn.test_accelerate_forms import OPT, K, _mlp, drelu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sparse_kernels")]
 
 
-def _on_gpu(config_class, model_class, options, element=torch.bfloat16):
-    return _model(config_class, model_class, **options).to(element).cuda()
+def _on_gpu(family, options, element=torch.bfloat16):
+    return small_model(family, **options).to(element).cuda()
 
 
 def _error(actual: torch.Tensor, right: torch.Tensor) -> float:
     return float((actual.double() - right.double()).norm() / right.double().norm())
 
 
-@pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
+@pytest.mark.parametrize(("family", "options"), FAMILIES)
 @torch.inference_mode()
-def test_every_family_gives_its_own_logits(config_class, model_class, options):
+def test_every_family_gives_its_own_logits(family, options):
     tokens, long = TOKENS.cuda(), torch.arange(300, device="cuda").view(6, 50) % 128
     for element in ELEMENTS:
-        model = _on_gpu(config_class, model_class, options, element)
+        model = _on_gpu(family, options, element)
         exact = copy.deepcopy(model).double()(tokens).logits
         plain, plain_long = model(tokens).logits, model(long).logits
         for kernels in ("auto", "sparse", "dense"):
@@ -46,11 +47,11 @@ def test_every_family_gives_its_own_logits(config_class, model_class, options):
                 sparsellm.restore(model)
 
 
-@pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
-def test_every_family_decodes_and_trains_as_it_does(config_class, model_class, options):
+@pytest.mark.parametrize(("family", "options"), FAMILIES)
+def test_every_family_decodes_and_trains_as_it_does(family, options):
     # Of the backward passes of attention, this one gives the same bits each time.
     with sdpa_kernel(SDPBackend.MATH):
-        check_decoding_and_training(_on_gpu(config_class, model_class, options), TOKENS.cuda())
+        check_decoding_and_training(_on_gpu(family, options), TOKENS.cuda())
 
 
 @pytest.mark.parametrize("element", ELEMENTS)

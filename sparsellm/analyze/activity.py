@@ -15,7 +15,7 @@ from transformers import PreTrainedModel as HFModel
 
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, pattern_trace
-from sparsellm.data.held_out import mixed_sequences
+from sparsellm.data.held_out import TooShortError, mixed_sequences
 from sparsellm.data.text.corpus import Corpus, load_corpora, load_corpus
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.training_path.module import SparseFFN
@@ -111,7 +111,11 @@ def held_out_corpora(recipe: Recipe, files: list[str] | None) -> list[Corpus]:
             held-out text.
     """
     if files:
-        local = load_corpus("local", files=files)
+        try:
+            local = load_corpus("local", files=files)
+        except FileNotFoundError as error:  # which speaks of a recipe's keys
+            text = str(error).replace("--set 'data.files=[…]'", "--data GLOB")
+            raise FileNotFoundError(text.replace("data.files", "--data")) from error
         return [dataclasses.replace(local, validation=local.train)]
     remedy = "name text of your own: --data GLOB"
     try:
@@ -143,13 +147,22 @@ def held_out_tokens(
     Of a mixture each corpus has its share, of any number of first batches too. If the model was not
     trained here, each sequence begins with what its tokenizer puts before a text: its neurons may
     be active for that alone.
+
+    Raises:
+        ValueError: there is less than one sequence.
     """
     length = pretrained.recipe.model.context_length
     begin = np.array([] if pretrained.trained else pretrained.begin_ids, dtype=np.int64)
     sequences = mixed_sequences(corpora, pretrained.tokenizer, length, num_tokens)
-    while batch := list(islice(sequences, micro_batch_size)):
-        rows = [np.concatenate([begin, sequence])[:length] for sequence in batch]
-        yield torch.from_numpy(np.stack(rows))
+    try:
+        while batch := list(islice(sequences, micro_batch_size)):
+            rows = [np.concatenate([begin, sequence])[:length] for sequence in batch]
+            yield torch.from_numpy(np.stack(rows))
+    except TooShortError as error:
+        raise ValueError(
+            f"the text of {name_of(corpora)} is shorter than one sequence of {length:,} tokens; "
+            "name more text: --data GLOB"
+        ) from error
 
 
 @torch.no_grad()

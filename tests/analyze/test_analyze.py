@@ -246,6 +246,22 @@ def test_without_held_out_text_the_remedy_is_an_option_of_the_command(tiny, tmp_
         held_out_corpora(recipe, None)
 
 
+def test_text_that_cannot_be_measured_on_is_named_with_the_commands_option(
+    checkpoint, tmp_path, cli_here
+):
+    (tmp_path / "short.txt").write_text("hi")
+    for pattern, message in (
+        ("none*", "error: --data: ['{}'] match no file; give others with --data GLOB"),
+        ("none.txt", "error: --data: {} does not exist; correct the path, or leave it out"),
+        ("short.txt", "local is shorter than one sequence of 32 tokens; name more text: --data GL"),
+    ):
+        path = tmp_path / pattern
+        for command in (["analyze", checkpoint], ["export", checkpoint, "out", "--drop-dead"]):
+            stderr = cli_here(*map(str, command), "--data", str(path)).stderr
+            assert message.format(path) in stderr
+            assert "data." not in stderr
+
+
 def test_trace_files_are_checked(tmp_path):
     trace = _trace(np.eye(8, dtype=bool))
     path = tmp_path / "traces.npz"

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
 import yaml
 from conftest import TINY, checkpoint_of, set_arguments, train_recipe
+from runs.hf_models import write_chat_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
@@ -203,30 +203,16 @@ def test_a_tokenizer_that_transformers_replaces_is_named(tiny, gpt2_cache, tmp_p
 
 
 def test_a_tokenizer_of_hugging_faces_goes_with_the_export(tiny, tmp_path):
-    hf_tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    hf_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    hf_tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    hf_tokenizer.train_from_iterator(
-        ["x"], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet)
-    )
-    hf_tokenizer.add_special_tokens(["<eod>"])
-    hf_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<eod> $A", special_tokens=[("<eod>", hf_tokenizer.token_to_id("<eod>"))]
-    )
-    (tmp_path / "tokenizer").mkdir()
-    hf_tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
-    config = tmp_path / "tokenizer" / "tokenizer_config.json"
-    config.write_text('{"eos_token": "<eod>"}')
-    path = _checkpoint(tiny(f"data.tokenizer=hf:{tmp_path / 'tokenizer'}"))
+    folder = write_chat_model(tmp_path / "theirs")
+    path = _checkpoint(tiny(f"data.tokenizer=hf:{folder}"))
     export(path, tmp_path / "out", "fp32")
-    shutil.rmtree(tmp_path / "tokenizer")
+    shutil.rmtree(folder)
     (tmp_path / "out").rename(tmp_path / "moved")
 
     stock = AutoTokenizer.from_pretrained(tmp_path / "moved")
     ours = load_pretrained(tmp_path / "moved").tokenizer
     assert stock("a cat")["input_ids"] == ours.encode_batch(["a cat"])[0].tolist()
-    assert stock.eos_token_id == ours.eot_id == hf_tokenizer.token_to_id("<eod>")
+    assert stock.eos_token_id == ours.eot_id == 1
     import_export(tmp_path / "moved", tmp_path / "run")
     assert load_pretrained(tmp_path / "run").tokenizer.identity == ours.identity
 

@@ -14,9 +14,8 @@ import time
 
 import psutil
 import pytest
-from conftest import process_env, python, set_arguments
+from conftest import process_env, python
 
-from sparsellm.recipe import load_recipe
 from sparsellm.runs import lock as lock_module
 from sparsellm.runs.lock import Presence, RunLock, ask_to_stop, find
 
@@ -50,8 +49,29 @@ def elsewhere(monkeypatch):
     monkeypatch.setattr(Presence, "is_here", property(lambda self: False))
 
 
+@pytest.fixture
+def holder(path):
+    """A process that holds the lock."""
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=process_env())
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
 def _quiet(*arguments):
     """Says nothing."""
+
+
+def _lock(path):
+    return RunLock(path, _quiet, _quiet)
+
+
+def _take(path):
+    lock = _lock(path)
+    lock.acquire()
+    lock.release()
 
 
 def _leave_lock(path, **changes):
@@ -60,50 +80,38 @@ def _leave_lock(path, **changes):
     (path / "running.json").write_text(json.dumps(content))
 
 
-def test_a_second_training_is_refused_until_the_first_is_dead(path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=process_env(),
-    )
-    try:
-        assert holder.stdout.readline() == "held\n"
-        second = RunLock(path, _quiet, _quiet)
-        with pytest.raises(ValueError, match=rf"is being trained: process {holder.pid} on host"):
-            second.acquire()
-        assert find(path).pid == holder.pid
-        holder.kill()
-        holder.wait()
+def test_a_second_training_is_refused_until_the_first_is_dead(path, holder):
+    second = _lock(path)
+    with pytest.raises(ValueError, match=rf"is being trained: process {holder.pid} on host"):
         second.acquire()
-        assert find(path).pid == os.getpid()
-        second.release()
-        assert not path.exists()  # nothing was written
-    finally:
-        holder.kill()
+    assert find(path).pid == holder.pid
+    holder.kill()
+    holder.wait()
+    second.acquire()
+    assert find(path).pid == os.getpid()
+    second.release()
+    assert not path.exists()  # nothing was written
 
 
 def test_a_process_of_the_same_number_is_not_the_holder(path):
     _leave_lock(path, created=1.0)  # of before the host was started again
-    lock = RunLock(path, _quiet, _quiet)
-    lock.acquire()
-    lock.release()
+    _take(path)
 
 
 def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_path):
-    first = RunLock(path, _quiet, _quiet)
+    first = _lock(path)
     first.acquire()
     copy = tmp_path / "copy"
     shutil.copytree(path, copy)
     with pytest.raises(ValueError, match=rf"its running.json was copied from {path}"):
         ask_to_stop(copy)
-    second = RunLock(copy, _quiet, _quiet)
+    second = _lock(copy)
     second.acquire()
     assert find(copy).id != find(path).id
     second.release()
     renamed = path.rename(tmp_path / "renamed")
     with pytest.raises(ValueError, match=r"is being trained"):
-        RunLock(renamed, _quiet, _quiet).acquire()
+        _lock(renamed).acquire()
     renamed.rename(path)
     first.release()
 
@@ -111,29 +119,20 @@ def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_
 def test_remains_of_killed_processes_do_not_stay(path):
     path.mkdir()
     (path / ".tmp-taking-1234").touch()
-    lock = RunLock(path, _quiet, _quiet)
+    lock = _lock(path)
     lock.acquire()
     assert [p.name for p in path.iterdir()] == ["running.json"]
     lock.release()
     assert not path.exists()
 
 
-def test_a_process_that_nobody_waits_for_has_stopped(path):
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=process_env())
-    try:
-        assert holder.stdout.readline() == "held\n"
-        stopped = python("-m", "sparsellm", "stop", path)
-        assert stopped.returncode == 0, stopped.stderr
-        assert psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE
-        with pytest.raises(ValueError, match=r"no process trains"):
-            ask_to_stop(path)
-        lock = RunLock(path, _quiet, _quiet)
-        lock.acquire()
-        lock.release()
-    finally:
-        holder.kill()
-        holder.wait()
+def test_a_process_that_nobody_waits_for_has_stopped(path, holder):
+    stopped = python("-m", "sparsellm", "stop", path)
+    assert stopped.returncode == 0, stopped.stderr
+    assert psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE
+    with pytest.raises(ValueError, match=r"no process trains"):
+        ask_to_stop(path)
+    _take(path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"host": 3}'])
@@ -151,10 +150,9 @@ def test_a_lock_that_a_killed_process_left_empty_is_taken_soon(path, impatient, 
     monkeypatch.setattr(lock_module, "STALE_SECONDS", 3.0)
     path.mkdir()
     (path / "running.json").touch()
-    lock, started = RunLock(path, _quiet, _quiet), time.monotonic()
-    lock.acquire()
+    started = time.monotonic()
+    _take(path)
     assert time.monotonic() - started < 2
-    lock.release()
 
 
 def test_a_lock_that_is_filled_meanwhile_is_anothers(path, impatient, monkeypatch):
@@ -164,21 +162,20 @@ def test_a_lock_that_is_filled_meanwhile_is_anothers(path, impatient, monkeypatc
     writer = threading.Timer(0.2, _leave_lock, [path], {"pid": os.getpid()})
     writer.start()
     with pytest.raises(ValueError, match="is being trained"):
-        RunLock(path, _quiet, _quiet).acquire()
+        _lock(path).acquire()
     writer.join()
 
 
 def test_another_hosts_lock_is_taken_only_if_it_is_not_renewed(path, impatient, elsewhere):
-    first, second = RunLock(path, _quiet, _quiet), RunLock(path, _quiet, _quiet)
+    first = _lock(path)
     first.acquire()
     with pytest.raises(ValueError, match=r"--set name=NEW"):
-        second.acquire()
+        _take(path)
     first._ended.set()  # as if its host were gone: the file stays
     first._thread.join()
     started = time.monotonic()
-    second.acquire()
+    _take(path)
     assert time.monotonic() - started > 0.5
-    second.release()
 
 
 def test_who_stood_still_hears_that_the_lock_is_anothers(path, impatient, elsewhere):
@@ -202,7 +199,7 @@ def test_of_many_that_find_a_dead_holder_one_gets_the_lock(path):
         barrier = threading.Barrier(8)
 
         def contend(won=won, refused=refused, barrier=barrier):
-            lock = RunLock(path, _quiet, _quiet)
+            lock = _lock(path)
             barrier.wait()
             try:
                 lock.acquire()
@@ -224,9 +221,7 @@ def test_who_died_while_taking_a_lock_away_does_not_keep_it(path, impatient):
     _leave_lock(path, created=1.0)
     digest = hashlib.sha256((path / "running.json").read_bytes()).hexdigest()
     (path / f".tmp-taking-{digest[:16]}").touch()
-    lock = RunLock(path, _quiet, _quiet)
-    lock.acquire()
-    lock.release()
+    _take(path)
     assert not path.exists()
 
 
@@ -234,30 +229,24 @@ def test_on_a_full_disk_no_lock_stays(path, monkeypatch):
     def full(self):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    lock = RunLock(path, _quiet, _quiet)
     with monkeypatch.context() as patch:
         patch.setattr(Presence, "model_dump_json", full)
         with pytest.raises(OSError, match=r"No space left"):
-            lock.acquire()
+            _take(path)
     assert list(path.iterdir()) == []
-    lock.acquire()
-    lock.release()
+    _take(path)
 
 
-def test_training_takes_the_lock_also_with_fresh_and_frees_it(tiny_overrides, cli_here):
-    arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
-    run_path = load_recipe("debug", tiny_overrides).run_path
-    assert cli_here(*arguments).returncode == 0
+def test_training_takes_the_lock_also_with_fresh_and_frees_it(train):
+    run_path = train().path
     before = sorted(run_path.rglob("*"))
-    other = RunLock(run_path, _quiet, _quiet)
+    other = _lock(run_path)
     other.acquire()
-    for further in ((), ("--fresh",), ("--resume", str(run_path))):
-        refused = cli_here(*arguments, *further)
-        assert refused.returncode == 1
-        assert f"{run_path} is being trained: process {os.getpid()}" in refused.stderr
+    for options in ((), ("--fresh",), (f"--resume={run_path}",)):
+        refused = train(*options, status=1).stderr
+        assert f"{run_path} is being trained: process {os.getpid()}" in refused
     other.release()
     assert sorted(run_path.rglob("*")) == before
-    fresh = cli_here(*arguments, "--fresh")
-    assert fresh.returncode == 0, fresh.stderr
+    train("--fresh")
     for place in (run_path, run_path.with_name("debug.1")):
         assert not (place / "running.json").exists()

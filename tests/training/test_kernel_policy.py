@@ -81,6 +81,14 @@ def test_capacity_is_the_layers_own_and_starts_over_with_another_number_of_token
     assert one.capacity_for(128) is None
 
 
+def _batches(tiny):
+    """A recipe, its model, and four micro-batches of 96 tokens: a whole block and half of one."""
+    recipe = tiny("train.micro_batch_size=3", "train.global_batch_tokens=384")
+    generator = torch.Generator().manual_seed(5)
+    batches = torch.randint(257, (4, 3, 33), generator=generator)
+    return recipe, build_model(recipe, eos_token_id=256), batches
+
+
 def _sums(recipe, model, batches):
     objective = Objective(model, recipe.runtime)
     ffns = [layer.mlp for layer in model.model.layers]
@@ -97,11 +105,7 @@ def _sums(recipe, model, batches):
 
 
 def test_a_step_is_counted_exactly_and_the_same_on_either_path(tiny):
-    # 96 tokens: a whole block and half of one.
-    recipe = tiny("train.micro_batch_size=3", "train.global_batch_tokens=384")
-    model = build_model(recipe, eos_token_id=256)
-    generator = torch.Generator().manual_seed(5)
-    batches = torch.randint(257, (4, 3, 33), generator=generator)
+    recipe, model, batches = _batches(tiny)
     ffns, losses, dense = _sums(recipe, model, batches)
     unions = [[loss.union_L[layer].item() for loss in losses] for layer in range(2)]
     expected = sum(loss.cross_entropy_sum.item() for loss in losses) / 384
@@ -130,10 +134,7 @@ def test_twell_is_chosen_by_non_zeros_and_counts_tokens_beyond_its_backup(tiny, 
     for nnz, path in ((90.0, "dense"), (51.0, "sparse"), (56.0, "sparse"), (58.0, "dense")):
         ffn.update_kernels(mean_union=1e9, mean_nnz=nnz)
         assert ffn.path == path
-    recipe = tiny("train.micro_batch_size=3", "train.global_batch_tokens=384")
-    model = build_model(recipe, eos_token_id=256)
-    generator = torch.Generator().manual_seed(5)
-    batches = torch.randint(257, (4, 3, 33), generator=generator)
+    recipe, model, batches = _batches(tiny)
     ffns, _, dense = _sums(recipe, model, batches)
     ffns[1].use_kernels("sparse")
     ffns[1].use_format("twell", ell_width=1)  # every token has more than one non-zero

@@ -9,13 +9,13 @@ per token. The loss of dense models falls with tokens, and the sparse model's is
     sparse(T) = dense(T) + g + h ln(T / T0)
     lead(T)   = dense(T) - sparse(r T) = B (T / T0)^-β (1 - r^-β) - g - h ln(r T / T0)
 
-Least squares give c (for each text), B, g and h from the runs that decayed fully, dense and sparse
-each at the best setting of each number of tokens. β cannot be seen in a few lengths: the two values
-are those of published fits. h needs sparse runs of two lengths, else it is 0.
+Least squares give c (for each text), B, g and h. They use the runs that decayed fully: for each
+number of tokens, dense and sparse each at its best setting. A few lengths do not show β, so it has
+two values, from published fits. h needs sparse runs of two lengths, else it is 0.
 
-The intervals are two standard errors wide on both sides, from the residuals of seeds and fit, and
-contain those of both β. They do not contain that the model may be wrong: whether the gap stays or
-goes on with ln T is not known beyond the runs, and r is that of runs which all began dense.
+The intervals reach two standard errors to both sides, by the residuals of seeds and fit, and cover
+both β. They leave out that the model may be wrong: beyond the runs it is not known whether the gap
+stays or goes on with ln T. r is that of runs which all began dense.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Every combination of GPUs, launch configuration and overrides is a run of its own; the dense one
 comes first and is the baseline of the others. A single GPU is launched by launch/single.yaml, and
 is the baseline of scaling. All runs start from the same weights, whose sparsity should be in its
-steady state; a tiny constant learning rate keeps them as they are: with a fresh optimizer at the
-recipe's learning rate the sparsity would change.
+steady state. A tiny constant learning rate keeps them as they are; with a fresh optimizer at the
+recipe's learning rate, the sparsity would change.
 
 Figures are kept in the folder, so the same command resumes where it was interrupted.
 """

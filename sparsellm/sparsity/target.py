@@ -12,17 +12,17 @@ target and changes log λ:
 This is integral control of the error expected some 28 steps ahead (PI control in velocity form).
 Non-zeros follow λ with a lag of 10 to 100 steps, and fall by themselves from half the width at the
 start; looking ahead keeps λ from rising all that time. While the learning rate is small, non-zeros
-cannot follow λ, so λ moves more slowly: without the factor ``pace``, a warm-up of 600 steps would
-take λ hundreds of times too high, and too few neurons would be left alive. λ changes by at most 6%
-per step and stays within a factor of 10,000 of the `l1_coefficient` that it starts at. The
-constants were chosen on simulations of how non-zeros follow λ (tests/sparsity/test_target.py). They
-hold for any width and batch, since only ratios enter.
+cannot follow λ, so the factor ``pace`` slows λ down. Without it, a warm-up of 600 steps would take
+λ hundreds of times too high, and too few neurons would be left alive. λ changes by at most 6% per
+step and stays within a factor of 10,000 of the `l1_coefficient` that it starts at. The constants
+were chosen on simulations of how non-zeros follow λ (tests/sparsity/test_target.py). They hold for
+any width and batch, since only ratios enter.
 
 The farther ahead the controller looks, the longer it takes to converge: an error shrinks to a third
-in that many steps, and the small learning rates of a decay's last steps no longer move the
-non-zeros. So give a run 400 steps or more. Simulated runs of 200 steps with a warm-up of 40 end up
-to 20% above the target; two small models trained for 300 steps of only 1,024 tokens ended 18 and
-23% above it, since neurons that fell silent at first came back after λ had fallen a hundredfold.
+in that many steps. The small learning rates at the end of a decay no longer move the non-zeros. So
+give a run 400 steps or more. Simulated runs of 200 steps with a warm-up of 40 end up to 20% above
+the target. Two small models, trained for 300 steps of only 1,024 tokens, ended 18 and 23% above it:
+neurons that fell silent at first came back after λ had fallen a hundredfold.
 
 Steps may have earlier targets. Where the target changes, also because a run resumes with another
 one, the smoothed errors become those against the new one, as if it had always been the target.

@@ -2,8 +2,8 @@
 
 The host must read a step's numbers before it can log them and adapt λ. That read waits for the GPU,
 and the host then needs 4 to 5 ms until the next forward pass runs. So the loop has `train_step`
-launch the next step's first forward pass before it waits: the GPU is idle for 2.8% of a step of the
-recipe `small` instead of 6.7% (one H200, micro-batch 32, steps of 86 and 89 ms, commit d8526f9).
+launch the next step's first forward pass before it waits. The GPU is then idle for 2.8% of a step
+instead of 6.7% (recipe `small`, one H200, micro-batch 32, steps of 86 and 89 ms, commit d8526f9).
 
 The update of weights and statistics is queued by then, and λ enters only after the forward pass.
 What the numbers decide about kernels takes effect one step later. Nothing is launched where the two

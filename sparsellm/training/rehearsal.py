@@ -154,9 +154,9 @@ def _shrink(run: Run, size: int) -> None:
 def _predicted(run: Run, now: int, peak: int) -> int:
     """Peak memory at twice the size, in bytes: only what a step frees again grows.
 
-    Gradients and the weights that FSDP2 gathers are freed too, but do not grow: with them counted
-    as if they did, 54.7 GiB were predicted where 44.7 were used (2B, FP8, four H100, FSDP2, from 4
-    to 8 sequences, a10a9ca); without them it is 45.1.
+    Gradients and the weights that FSDP2 gathers are freed too, but do not grow. Without them, 45.1
+    GiB are predicted where 44.7 were used; with them, it would be 54.7 (2B, FP8, four H100, FSDP2,
+    from 4 to 8 sequences, a10a9ca).
     """
     parameters, is_sharded = list(run.objective.parameters()), isinstance(run.objective, FSDPModule)
     constant = 0

@@ -23,9 +23,9 @@ Divided = tuple[tuple[Shard, ...], tuple[Shard, ...]]
 def hold_out(shards: tuple[Shard, ...], fraction: float) -> Divided:
     """The shards for training, and those for held-out text.
 
-    Documents whose hash is below ``fraction`` are held out. Where this would leave one part without
-    text, the documents with the lowest hashes are held out instead, until they have ``fraction`` of
-    the text, at least one of them; and of the last one only its end, if all of it would be more
+    Documents whose hash is below ``fraction`` are held out. If this left one part without text, the
+    documents with the lowest hashes are held out instead: at least one, and so many that they have
+    ``fraction`` of the text. Only the end of the last one is held out if all of it would be more
     than `MOST_OF_TEXT`. So a text of one document is divided as well.
 
     Reads documents until both parts have one.

@@ -1,7 +1,7 @@
 """The documents of a shard by blocks: random access where the format has it, else a stream.
 
-A block is a Parquet row group, the lines that begin within a range of bytes of a JSON Lines file
-(json_lines.py), a text file, or for tokens (token_shards.py) a block of the text they came from.
+A block is a row group of Parquet, the lines of JSON that begin within a range of bytes
+(json_lines.py), or a whole text file. Tokens (token_shards.py) have the blocks of their text.
 benchmarks/LOG.md says why `datasets` does not read them.
 """
 

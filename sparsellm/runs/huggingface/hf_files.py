@@ -1,9 +1,9 @@
 """What a Hugging Face folder holds besides weights, and goes with them unchanged.
 
-A checkpoint has ``tokenizer/``, the files of its tokenizer if that is one of Hugging Face's or was
-imported with the weights, and ``source/``, if its weights come from a Hugging Face folder or began
+A checkpoint has ``tokenizer/`` if its tokenizer is Hugging Face's or was imported with the weights:
+the tokenizer's files. It has ``source/`` if its weights come from a Hugging Face folder or began
 there: the model's own token ids, its defaults of generation, and its license. So both stay what
-they were when the folder is changed, or gone.
+they were, even if that folder changes or is deleted.
 """
 
 from collections.abc import Iterable

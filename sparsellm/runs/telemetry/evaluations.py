@@ -77,9 +77,9 @@ class _ScoresFile(BaseModel):
 def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Evaluation]:
     """One evaluation per step, sorted; of several at the same step, the most complete one.
 
-    Whole tasks come before those with a limit, then the whole suite before other tasks, however
-    many, then the one with the most scores, then the one with the most rows, then the one with the
-    shortest file name, which is that of the usual kernels and type.
+    In order of importance, it is the one of whole tasks (without a limit), of the whole suite, with
+    the most scores, with the most rows, and with the shortest file name, which is that of the usual
+    kernels and dtype.
 
     Reads the run's records of kind ``evaluation`` and every ``eval*.json`` in the run's folder, in
     ``checkpoints/`` and in a checkpoint.

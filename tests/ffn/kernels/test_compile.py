@@ -36,8 +36,8 @@ TARGETS = {
 }
 BF16, FP16 = torch.bfloat16, torch.float16
 OTHERS = [name for name in RECTIFIED if name != "relu"]
-# What `make test` compiles: every kernel with the oldest compiler for the oldest target, and with
-# the newest for Hopper and for both generations of Blackwell; those of `REPRESENTATIVE` with the
+# `make test` compiles every kernel with the oldest compiler for the oldest target, and with the
+# newest for Hopper and both generations of Blackwell. It also compiles `REPRESENTATIVE` with the
 # compilers between, with the newest for the oldest target, in fp16, and for other activations.
 QUICK = [
     (OLDEST, "sm_80", BF16),

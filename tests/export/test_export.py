@@ -451,6 +451,27 @@ def test_an_exported_folder_is_exported_again(exported, tmp_path):
     assert "Unknown: no metrics.jsonl beside the checkpoint, and no complete window" in card
 
 
+def test_an_export_that_was_changed_since_is_read_without_its_recipe(exported, cli_here):
+    """As after training it elsewhere, with further tokens."""
+    model, tokenizer = (c.from_pretrained(exported) for c in (AutoModelForCausalLM, AutoTokenizer))
+    command = ["generate", str(exported), "--prompt", "a", "--max-new-tokens", "2"]
+    remedy = "if the model was changed after its export, delete sparsellm_recipe.yaml there"
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save_pretrained(exported)
+    stderr = cli_here(*command).stderr
+    assert "is not the recipe's tokenizer 'bytes'" in stderr
+    assert remedy in stderr
+    model.resize_token_embeddings(330)
+    model.save_pretrained(exported)
+    stderr = cli_here(*command).stderr
+    assert f"vocab_size is 330 and the recipe's model has 320; {remedy}" in stderr
+    (exported / "sparsellm_recipe.yaml").unlink()
+    assert cli_here(*command).returncode == 0
+    loaded = load_pretrained(exported)
+    tokens = _tokens(loaded.recipe)[:, :32]
+    assert torch.equal(_logits(loaded.model, tokens), _logits(model, tokens))
+
+
 def test_what_a_user_adds_to_an_exports_tokenizer_stays(exported, tmp_path):
     """A chat template, say; the ids that it gives are those of training."""
     (exported / "chat_template.jinja").write_text("{{ messages[0].content }}")

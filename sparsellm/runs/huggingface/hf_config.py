@@ -92,9 +92,7 @@ def _published(content: dict[str, Any]) -> transformers.PretrainedConfig:
     return config
 
 
-def check_config(
-    path: Path, recipe: Recipe, remedy: str = "give the recipe that the weights were trained with"
-) -> None:
+def check_config(path: Path, recipe: Recipe, remedy: str) -> None:
     """Compares ``config.json`` with the recipe's model.
 
     Raises:

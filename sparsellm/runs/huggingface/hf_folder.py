@@ -35,6 +35,10 @@ _FILES = ["*.json", "*.safetensors", "*.yaml", *TOKENIZER_FILES, "LICENSE*", "NO
 _NOT_READ = ["consolidated*", "*/*.safetensors"]
 
 REMEDY = "export the checkpoint again, or put the model's own file back"
+CHANGED = (
+    f"if the model was changed after its export, delete {EXPORT_RECIPE_FILE} there, and it is read "
+    f"by its {CONFIG_FILE}; else {REMEDY}"
+)
 
 
 class _ShardIndex(BaseModel):

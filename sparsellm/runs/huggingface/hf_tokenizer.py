@@ -49,7 +49,13 @@ from sparsellm.runs import manifest
 from sparsellm.runs.files import warn
 from sparsellm.runs.huggingface.hf_config import read_config
 from sparsellm.runs.huggingface.hf_files import files_like, write_files
-from sparsellm.runs.huggingface.hf_folder import REMEDY, exported_tokenizer, is_export, is_published
+from sparsellm.runs.huggingface.hf_folder import (
+    CHANGED,
+    REMEDY,
+    exported_tokenizer,
+    is_export,
+    is_published,
+)
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -300,5 +306,5 @@ def check_tokenizer(folder: Path, expected: Tokenizer) -> None:
         raise ValueError(
             f"{path} ({actual[0]:,} ids, end of document {actual[1]}) is not the recipe's "
             f"tokenizer {expected.name!r} ({required[0]:,} ids, end of document {required[1]}); "
-            "give a recipe with that data.tokenizer, or export the checkpoint again"
+            f"give a recipe with that data.tokenizer; {CHANGED}"
         )

@@ -14,6 +14,7 @@ from sparsellm.runs.huggingface import hf_files, hf_folder
 from sparsellm.runs.huggingface.find import find_checkpoint
 
 _REMEDY = "train a recipe of the same shapes"
+_GIVEN = "give the recipe that the weights were trained with"
 # Sizes for which a config.json has the names of a recipe.
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
 
@@ -46,7 +47,7 @@ def load_recipe_of(path: Path, source: Path | None = None, recipe: str | None = 
         return derive_recipe(path, source or path)
     loaded = load_recipe(recipe or str(path / hf_folder.EXPORT_RECIPE_FILE))
     loaded = hf_files.with_own_tokenizer(loaded, path)
-    check_config(path, loaded)
+    check_config(path, loaded, hf_folder.CHANGED if recipe is None else _GIVEN)
     if hf_folder.is_export(path) and loaded.data.tokenizer.startswith(HF_PREFIX):
         from sparsellm.runs.huggingface.hf_tokenizer import check_identity
 

@@ -273,7 +273,8 @@ def test_a_changed_weight_is_seen_by_the_next_call(change):
             layer.mlp.down_proj.weight.data = -layer.mlp.down_proj.weight.detach()
         sparsellm.accelerate(model)
     else:
-        model(TOKENS).logits.float().sum().backward()
+        model(TOKENS).logits.float().sum().backward()  # by the dense path
+        assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
         torch.optim.AdamW(model.parameters(), lr=0.1).step()
     with torch.no_grad():
         logits = model(TOKENS).logits

@@ -159,13 +159,9 @@ def test_a_path_and_its_address_are_one_file(tmp_path):
     assert [shard.url for shard in corpus.train] == [str(path)]
 
 
-def test_text_that_is_not_utf_8_is_refused_and_a_byte_order_mark_is_no_text(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes("café".encode("latin-1"))
-    shard = load_corpus("local", files=[str(path)]).train[0]
-    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text \(.*byte 0xe9.*iconv"):
-        open_shard(shard).read(0).documents(np.arange(1))
-    path.write_bytes("café".encode("utf-8-sig"))
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes("café".encode("utf-8-sig"))
+    [shard] = load_corpus("local", files=[f"{tmp_path}/a.txt"], validation_fraction=0).train
     assert open_shard(shard).read(0).documents(np.arange(1)) == ["café"]
 
 
@@ -179,8 +175,8 @@ def test_another_encoding_is_named_with_how_to_convert_it(tmp_path, encoding, en
     path.write_bytes(gzip.compress(data) if end.endswith("gz") else data)
     shard = load_corpus("local", files=[str(path)]).train[0]
     place = "" if end == "txt" else ": line 1"
-    name = "LATIN1" if encoding == "latin-1" else "UTF-16"
-    with pytest.raises(ValueError, match=rf"a\.{end}{place} is not UTF-8 text \(.*iconv -f {name}"):
+    reason = "byte 0xe9.*iconv -f LATIN1" if encoding == "latin-1" else "iconv -f UTF-16"
+    with pytest.raises(ValueError, match=rf"a\.{end}{place} is not UTF-8 text \(.*{reason}"):
         open_shard(shard).read(0).documents(np.arange(1))
 
 

@@ -105,6 +105,14 @@ def test_device_type_and_mistakes(folder, tmp_path, monkeypatch):
         sparsellm.load(tmp_path / "nothing")
     with pytest.raises(ValueError, match="nonsense"):
         sparsellm.load(folder, "nonsense")
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text()[:100])
+    with pytest.raises(ValueError, match=f"{folder}: transformers cannot load its tokenizer: "):
+        sparsellm.load(folder)
+    tokenizer.unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match=rf"{folder}: it has no tokenizer; .*save_pretrained"):
+        sparsellm.load(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=f"{folder}: transformers cannot load it: .*safetensors"):
         sparsellm.load(folder)

@@ -21,7 +21,7 @@ from sparsellm.ffn.dispatch import check_choice
 from sparsellm.ffn.inference_path.accelerate import Precision, accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe
-from sparsellm.recipe.vocabulary import HF_PREFIX
+from sparsellm.recipe.vocabulary import HF_PREFIX, TOKENIZER_FILES
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.huggingface import hf_files, hf_folder
 from sparsellm.runs.huggingface.find import find_checkpoint
@@ -250,9 +250,17 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
             ignore_mismatched_sizes=True,  # they are refused below, by name
             output_loading_info=True,
         )
-        tokenizer = folder_tokenizer(folder)
     except Exception as error:  # transformers raises many kinds
         raise ValueError(f"{name}: transformers cannot load it: {_reason(error)}") from error
+    try:
+        tokenizer = folder_tokenizer(folder)
+    except Exception as error:
+        if any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+            reason = f"transformers cannot load its tokenizer: {_reason(error)}"
+        else:
+            reason = "it has no tokenizer; `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
+            reason += " writes one into its folder"
+        raise ValueError(f"{name}: {reason}") from error
     # transformers would leave these random, and only warn.
     for tensor, *shapes in sorted(loading_info["mismatched_keys"]):
         has, wants = map(tuple, shapes)

@@ -118,6 +118,14 @@ def test_device_type_and_mistakes(folder, tmp_path, monkeypatch):
         sparsellm.load(folder)
 
 
+def test_an_adapter_is_not_left_out_silently(folder, monkeypatch):
+    (folder / "adapter_config.json").write_text("{}")
+    monkeypatch.setattr(loading, "is_peft_available", lambda: False)
+    for load in (sparsellm.load, loading.load_pretrained):
+        with pytest.raises(ValueError, match=r"adapter_config\.json: .* merge it: "):
+            load(folder)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

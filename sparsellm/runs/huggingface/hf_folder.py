@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
+ADAPTER_FILE = "adapter_config.json"
 INDEX_FILE = "model.safetensors.index.json"  # where there is more than one shard
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -100,6 +101,15 @@ def warn_of_two_models(path: Path) -> None:
         )
 
 
+def refuse_adapter(path: Path) -> None:
+    """Raises ValueError for a folder of PEFT's with the model that its adapter changes."""
+    if (path / ADAPTER_FILE).is_file():
+        raise ValueError(
+            f"{path / ADAPTER_FILE}: the adapter would not be read, only the weights beside it; "
+            "merge it: `PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)`"
+        )
+
+
 def _shard_of(path: Path) -> dict[str, str]:
     places: dict[str, str] = read_model(path / INDEX_FILE, _ShardIndex, REMEDY)["weight_map"]
     return places
@@ -113,9 +123,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there are no safetensors, or a shard is missing.
-        ValueError: a shard is truncated, or does not hold what the index says; or the weights are
-            in another format.
+        ValueError: a shard is truncated, or does not hold what the index says; the weights are in
+            another format; or there is an adapter.
     """
+    refuse_adapter(path)
     index_file, single = path / INDEX_FILE, path / checkpoint.MODEL_FILE
     if not (single.is_file() or index_file.is_file()) and (other := sorted(path.glob("*.bin"))):
         raise ValueError(

@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedModel as HFModel,
     PreTrainedTokenizerBase as HFTokenizer,
 )
+from transformers.utils import is_peft_available
 
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.decoding.sample import use_fast_generation
@@ -242,6 +243,8 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
     if hf_folder.is_published(folder):
         return Loaded(load_pretrained(folder, device, dtype).model, folder_tokenizer(folder))
     hf_folder.warn_of_two_models(folder)
+    if not is_peft_available():  # else transformers reads an adapter
+        hf_folder.refuse_adapter(folder)
     try:
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -94,7 +94,7 @@ def _analysis(path: Path) -> None:
 def _config(path: Path) -> None:
     with contextlib.suppress(ValueError):
         derive_recipe(path.parent, path.parent)
-    check_config(path.parent, load_recipe("debug"))
+    check_config(path.parent, load_recipe("debug"), hf_folder.CHANGED)
 
 
 def _tokenizer_config(path: Path) -> None:

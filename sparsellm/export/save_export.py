@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from sparsellm.export.card import CARD_FILE, model_card
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport, read_report
 from sparsellm.export.early_checks import check_export, check_import
-from sparsellm.recipe.vocabulary import GENERATION_FILE, TOKENIZER_FILES
+from sparsellm.recipe.vocabulary import GENERATION_FILE, HF_PREFIX, TOKENIZER_FILES
 from sparsellm.runs import saver, state
 from sparsellm.runs.checkpoint import RECIPE_FILE, CheckpointError, Snapshot
 from sparsellm.runs.files import fsync, write_atomically
@@ -135,13 +136,28 @@ def export_notes(source: Path, folder: Path) -> list[str]:
             "AutoTokenizer of transformers 5 rebuilds such a tokenizer and gives other ids: use "
             "PreTrainedTokenizerFast.from_pretrained"
         )
-    around = added_around(load_recipe_of(source).data.tokenizer)
+    recipe = load_recipe_of(source)
+    if path := next(_absolute_paths(recipe.model_dump()), None):
+        notes.append(
+            f"{hf_folder.EXPORT_RECIPE_FILE} and {CARD_FILE} name places on this machine, such as "
+            f"{path}: change them there if those who get the folder should not read them"
+        )
+    around = added_around(recipe.data.tokenizer)
     if around and hf_folder.read_trainer(folder)["step"]:
         notes.append(
             f"the tokenizer came with a post-processor that makes {around} of a text; training "
             "here has seen texts without it, so the export's tokenizer adds nothing"
         )
     return notes + (import_notes(source) if hf_folder.is_hugging_face(source) else [])
+
+
+def _absolute_paths(value: object) -> Iterator[str]:
+    """The absolute paths among the strings of a recipe's section, list or value."""
+    if isinstance(value, str) and Path(value.removeprefix(HF_PREFIX)).is_absolute():
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _absolute_paths(item)
 
 
 def import_notes(source: Path) -> list[str]:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import sparsellm
 from sparsellm.cli import main
+from sparsellm.export import save_export
 from sparsellm.export.card import metadata
 from sparsellm.export.save_export import export, import_export
 from sparsellm.recipe import load_recipe
@@ -218,6 +219,16 @@ def test_a_tokenizer_of_hugging_faces_goes_with_the_export(tiny, tmp_path):
 
 
 # --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["runs", "/tmp/alice/runs"])
+def test_paths_that_a_published_export_would_tell_are_named(folder, monkeypatch):
+    recipe = load_recipe("debug", [f"logging.run_dir={folder}"])
+    monkeypatch.setattr(save_export, "load_recipe_of", lambda _: recipe)
+    monkeypatch.setattr(save_export, "auto_tokenizer_agrees", lambda _: True)
+    notes = save_export.export_notes(recipe.run_path, recipe.run_path)
+    expected = "sparsellm_recipe.yaml and README.md name places on this machine, such as /tmp/alice"
+    assert [expected in note for note in notes] == [True] * folder.startswith("/")
 
 
 def test_shards_hold_the_same_tensors(trained, tmp_path):

@@ -105,10 +105,10 @@ def drop_dead_neurons(
 
 @torch.no_grad()
 def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tensor, int]:
-    """Each neuron's highest pre-activation over all tokens and the beginning of a text, (L, N) fp32
-    on the CPU, and M.
+    """Each neuron's highest pre-activation, (L, N) fp32 on the CPU, and M.
 
-    A neuron is active on some token if its peak is above zero, or NaN.
+    It is that over all tokens and the beginning of a text. A neuron is active on some token if its
+    peak is above zero, or NaN.
     """
     model = pretrained.model
     peaks: dict[int, Tensor] = {}

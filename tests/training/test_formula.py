@@ -141,7 +141,7 @@ def test_statistics_and_averages_are_those_of_the_steps_that_were_taken(train):
     shape = steps[0][1].shape
     silent_LN = torch.zeros(shape[0], shape[-1], dtype=torch.int64)
     window_LN, window_tokens = torch.zeros_like(silent_LN), 0
-    activity_LN = None
+    activity_LN, some_dead = None, False
     by_step = {record["step"]: record for record in records}
     for index, (watched_V, active_LBTN) in enumerate(steps):
         if len(accepted) >= 50:
@@ -159,11 +159,12 @@ def test_statistics_and_averages_are_those_of_the_steps_that_were_taken(train):
         assert record["skipped_steps"] == index + 1 - len(accepted)
         dead_L = (silent_LN >= WINDOW).double().mean(1)
         np.testing.assert_allclose(record["sparsity"]["dead_fraction"], dead_L)
+        some_dead |= bool(((dead_L > 0) & (dead_L < 1)).any())
         _assert_statistics(record, active_LBTN)
     assert not skipped
     assert not by_step
     assert 0 < STEPS - len(accepted) < 15
-    assert 0 < dead_L.max() < 1
+    assert some_dead  # in steps that depend on the text, which is that of Python's own library
     saved = checkpoint.read_kind(path, "stats")
     assert torch.equal(saved["silent_tokens_LN"], silent_LN)
     assert torch.equal(saved["window_fired_LN"], window_LN)

@@ -504,6 +504,21 @@ def test_what_a_user_adds_to_an_exports_tokenizer_stays(exported, tmp_path):
         assert len(scored("a<|endoftext|>").input_ids) == 14
 
 
+def test_a_chat_template_of_an_export_goes_with_what_is_trained_from_it(tiny, exported, tmp_path):
+    (exported / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    recipe = tiny("name=further", "train.steps=1")
+    train_recipe(recipe, init_from=exported)
+    shutil.rmtree(exported)
+    train_recipe(tiny("name=further", "train.steps=2"))
+    assert find_checkpoint(recipe.run_path).name == "step_00000002"
+    export(recipe.run_path, tmp_path / "out")
+    for tokenizer in (
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+        sparsellm.load(recipe.run_path).tokenizer,
+    ):
+        assert tokenizer.chat_template == "{{ messages[0].content }}"
+
+
 def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):
     assert main(["export", str(trained), str(tmp_path / "out")]) == 0
     assert main(["import", str(tmp_path / "out"), str(tmp_path / "run")]) == 0

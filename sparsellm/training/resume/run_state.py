@@ -17,6 +17,7 @@ from sparsellm.runs.history import parent_of
 from sparsellm.runs.huggingface import hf_files
 from sparsellm.runs.huggingface.find import find_checkpoint, weights_id
 from sparsellm.runs.huggingface.pretrained import read_weights
+from sparsellm.runs.huggingface.recipe_of import load_recipe_of
 from sparsellm.runs.telemetry.records import Parent
 from sparsellm.sparsity.target import final_l1
 from sparsellm.training.counting.kernel_policy import kernels_state, restore_kernels
@@ -70,10 +71,11 @@ def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> N
     torch.manual_seed((run.recipe.seed * 1_000_003 + run.accelerator.process_index) % 2**63)
     with together(run.accelerator.device):
         if run.accelerator.is_main_process:
-            weights_source, name = resume_from or init_from, run.recipe.data.tokenizer
+            weights_source = resume_from or init_from
+            source = find_checkpoint(weights_source) if weights_source else None
             run.carried = hf_files.carried_files(
-                tokenizer_folder(name) if name.startswith(HF_PREFIX) else None,
-                hf_files.source_of(find_checkpoint(weights_source)) if weights_source else None,
+                _carried_tokenizer(run.recipe.data.tokenizer, source),
+                hf_files.source_of(source) if source else None,
             )
     if resume_from is not None:
         say(f"resuming from {resume_from}")
@@ -81,6 +83,20 @@ def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> N
             say(f"  {note}")
     elif init_from is not None:
         say("\n  ".join(initialise_run(run, init_from)))
+
+
+def _carried_tokenizer(name: str, source: Path | None) -> Path | None:
+    """The folder of the files that go with a run's tokenizer, if there is one.
+
+    Of a tokenizer of ours, these are the files beside the weights that the run begins with, which
+    may have a chat template.
+    """
+    if name.startswith(HF_PREFIX):
+        return tokenizer_folder(name)
+    folder = hf_files.tokenizer_of(source) if source else None
+    if source and folder and load_recipe_of(source).data.tokenizer == name:
+        return folder
+    return None
 
 
 def initialise_run(run: Run, path: Path) -> list[str]:

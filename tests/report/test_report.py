@@ -578,7 +578,9 @@ def test_predicted_times_come_from_the_costs_and_the_unions(tiny):
 
 def test_times_of_steps_stay_where_a_run_resumes_with_other_batches(tiny):
     before, after = tiny("train.global_batch_tokens=128"), tiny()
-    run_path = write_run(after, [record(before, 1), record(after, 2)])
+    lines = [record(before, 1), record(after, 2, micro_batch_size=1)]
+    del lines[0]["micro_batch_size"]  # by an earlier version: it was the recipe's
+    run_path = write_run(after, lines)
     costs = {"dense": 3.0, "fixed": 1.0, "per_neuron": 0.01}
     kernels = {"device": "NVIDIA H200", "costs": costs, "paths": ["dense", "dense"]}
     saver.save(run_path / "checkpoints", _snapshot({}, {"step": 2, "kernels": kernels}), keep=1)
@@ -586,7 +588,7 @@ def test_times_of_steps_stay_where_a_run_resumes_with_other_batches(tiny):
     lines = run_series(run)["lines"]
     ms = [1e3 * tokens / 12_345 for tokens in (128, 256)]
     assert lines["step_ms"]["y"] == pytest.approx(ms, rel=1e-4)
-    assert lines["predicted_dense_ms"]["y"] == [12.0, 24.0]
+    assert lines["predicted_dense_ms"]["y"] == [12.0, 48.0]
 
 
 def test_times_of_steps_that_were_not_recorded_follow_from_the_throughput(tiny):

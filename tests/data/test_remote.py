@@ -115,7 +115,7 @@ def test_a_fault_that_lasts_is_named(folder, impatient, name, trouble):
         began = time.monotonic()
         with pytest.raises(ConnectionError, match=rf"{name}.*gave up after .*The same command"):
             list(islice(resumed, 3000))
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 30
 
 
 def test_a_file_that_is_gone_or_refused_is_named(folder):

@@ -147,16 +147,16 @@ def test_a_damaged_lock_is_watched_and_taken(path, impatient, content):
 
 
 def test_a_lock_that_a_killed_process_left_empty_is_taken_soon(path, impatient, monkeypatch):
-    monkeypatch.setattr(lock_module, "STALE_SECONDS", 3.0)
+    monkeypatch.setattr(lock_module, "STALE_SECONDS", 60.0)
     path.mkdir()
     (path / "running.json").touch()
     started = time.monotonic()
     _take(path)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
 
 
 def test_a_lock_that_is_filled_meanwhile_is_anothers(path, impatient, monkeypatch):
-    monkeypatch.setattr(lock_module, "RENEW_SECONDS", 3.0)
+    monkeypatch.setattr(lock_module, "RENEW_SECONDS", 60.0)
     path.mkdir()
     (path / "running.json").touch()
     writer = threading.Timer(0.2, _leave_lock, [path], {"pid": os.getpid()})
@@ -166,11 +166,15 @@ def test_a_lock_that_is_filled_meanwhile_is_anothers(path, impatient, monkeypatc
     writer.join()
 
 
-def test_another_hosts_lock_is_taken_only_if_it_is_not_renewed(path, impatient, elsewhere):
+def test_another_hosts_lock_is_taken_only_if_it_is_not_renewed(
+    path, impatient, elsewhere, monkeypatch
+):
     first = _lock(path)
     first.acquire()
-    with pytest.raises(ValueError, match=r"--set name=NEW"):
-        _take(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(lock_module, "STALE_SECONDS", 60.0)  # a busy machine may renew it late
+        with pytest.raises(ValueError, match=r"--set name=NEW"):
+            _take(path)
     first._ended.set()  # as if its host were gone: the file stays
     first._thread.join()
     started = time.monotonic()

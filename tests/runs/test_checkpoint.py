@@ -162,7 +162,7 @@ def test_an_old_one_that_cannot_be_deleted_is_not_a_failure(tmp_path, monkeypatc
 
 def test_a_small_file_that_cannot_be_replaced_leaves_nothing(tmp_path):
     (tmp_path / "taken").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match=rf"Is a directory: '{tmp_path}/taken'$"):
         write_atomically(tmp_path / "taken", "text")
     assert _names(tmp_path) == ["taken"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -62,6 +63,9 @@ def test_a_failed_validation_that_is_to_stop_the_run_comes_after_the_save(train,
     assert checkpoint.latest(stopped.path / "checkpoints").name == "step_00000002"
     again = train("validation.every_steps=2", "validation.on_error=stop")
     assert _kinds(again) == [("validation", 2), ("validation", 4)]
+    # Of one corpus, whose name is not said.
+    whole_line = r"^step 4 \| validation loss \d\.\d{4} \([\d,]+ tokens\)$"
+    assert re.search(whole_line, again.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("steps", [2, 4])  # the last one, and one before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,11 +95,21 @@ def test_too_many_in_a_row_stop(train, nan_at, monkeypatch):
     assert "after 2 skipped steps in a row" in result.stderr
 
 
+def test_after_too_many_spikes_a_higher_threshold_is_offered(build):
+    run = build("train.spike_threshold=2")
+    for _ in range(nonfinite.MOST_SKIPPED):
+        run.skips.skip()
+    finite = SimpleNamespace(metrics={"loss": 9e9, "l1": 0.0}, gradient_norm=1.0)
+    with pytest.raises(FloatingPointError, match=r"rate, or raise train\.spike_threshold$"):
+        nonfinite.reason_to_skip(run, finite)
+
+
 def test_by_default_it_stops_and_the_advice_works(train, nan_at):
     nan_at(4)
     result = train("train.steps=6", status=1)
     assert "step 4: loss " in result.stderr
-    assert "or skip such steps: --set train.on_nonfinite=skip" in result.stderr
+    advice = "Give the same command, with a lower optimizer.learning_rate, or skip such steps"
+    assert f"{advice}: --set train.on_nonfinite=skip" in result.stderr
     again = train("train.steps=6", "train.on_nonfinite=skip", "optimizer.learning_rate=1e-4")
     assert "step 4 was skipped" in again.stdout
 

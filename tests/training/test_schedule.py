@@ -59,6 +59,8 @@ def test_warm_up_stable_decay_and_constant_can_be_continued():
     tenth = wsd.model_copy(update={"decay_steps": None})
     assert learning_rate(tenth, 90, 100) == 2.0
     assert learning_rate(tenth, 95, 100) == pytest.approx(2.0 * 0.55)
+    long = wsd.model_copy(update={"decay_steps": 95})  # begins where the warm-up ends
+    assert learning_rate(long, 10, 100) == 2.0
     constant = wsd.model_copy(update={"schedule": "constant"})
     assert {learning_rate(constant, step, 100) for step in range(9, 200)} == {2.0}
 

@@ -95,3 +95,16 @@ def test_a_rank_without_data_saves_what_the_steps_before_made(train, monkeypatch
     losses = [[r["loss"] for r in done.records("train")] for done in (resumed, straight)]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4
+
+
+def test_without_checkpoints_nothing_is_saved_and_a_stop_says_so(train, monkeypatch):
+    off = ["checkpoint.every_steps=0", "validation.every_steps=2", "train.micro_batch_size=4"]
+    with monkeypatch.context() as patch:
+        _at_call(patch, ValidationSet, "_batch", 2, lambda: signal.raise_signal(signal.SIGTERM))
+        stopped = train(*off)
+    assert "stopped after step 2 (SIGTERM); nothing was saved" in stopped.stdout
+    with monkeypatch.context() as patch:
+        _at_call(patch, TokenLoader, "__next__", 8, lambda: _raise(ValueError("no more")))
+        failed = train(*off, status=1)
+    assert "saved" not in failed.stdout
+    assert checkpoint.latest(failed.path / "checkpoints") is None

@@ -154,18 +154,15 @@ def test_without_the_main_ranks_launcher_the_others_say_so(tiny_overrides, tmp_p
     assert len(speakers) == 1, printed
     assert not (hangs and speakers[0])
     assert printed.count("Traceback") == 1  # the launcher's own
-    assert not wait_until_gone(processes_with("name=two-nodes"), 20)
+    assert not wait_until_gone(processes_with(f"logging.run_dir={tmp_path / 'runs'}"), 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["launcher", pytest.param("early-launcher", marks=pytest.mark.long)]
 )
-def test_ranks_end_when_their_launcher_is_gone(tiny_overrides, kind):
+def test_ranks_end_when_their_launcher_is_gone(tiny_overrides, tmp_path, kind):
     """At the start, too, when they would look for one another in a store that is no more."""
     failed = _launch(tiny_overrides, kind)
     assert failed.returncode == -9
-    end = time.monotonic() + 20
-    while time.monotonic() < end and processes_with(f"name={kind}"):
-        time.sleep(0.2)
-    assert not processes_with(f"name={kind}")
+    assert not wait_until_gone(processes_with(f"logging.run_dir={tmp_path / 'runs'}"), 20)

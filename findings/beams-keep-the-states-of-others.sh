@@ -15,7 +15,7 @@ if [ -z "${PYTHON:-}" ]; then
   PYTHON="$dir/venv/bin/python"
   "$PYTHON" -m pip install --quiet --no-compile torch==2.13.0 transformers==5.24.0
 fi
-"$PYTHON" -W ignore - 2>/dev/null <<'PY'
+"$PYTHON" -W ignore - <<'PY'
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, FalconH1Config, MiniMaxConfig, RecurrentGemmaConfig

@@ -52,5 +52,5 @@ for shape in ((64, 128), (64, 64)):
 PY
 for version in 0.49.2 0.50.2; do
   "$PYTHON" -m pip install --quiet --no-compile --no-deps --target "$dir/$version" "bitsandbytes==$version"
-  PYTHONPATH="$dir/$version" "$PYTHON" "$dir/products.py" 2>/dev/null
+  PYTHONPATH="$dir/$version" "$PYTHON" "$dir/products.py"
 done

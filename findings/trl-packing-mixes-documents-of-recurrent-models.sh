@@ -16,7 +16,7 @@ if [ -z "${PYTHON:-}" ]; then
   PYTHON="$dir/venv/bin/python"
   "$PYTHON" -m pip install --quiet --no-compile torch==2.13.0 transformers==5.24.0 trl==1.16.0
 fi
-DIR=$dir "$PYTHON" -W ignore - 2>/dev/null <<'PY'
+DIR=$dir "$PYTHON" -W ignore - <<'PY'
 import logging
 import os
 

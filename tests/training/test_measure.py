@@ -44,6 +44,13 @@ def test_a_text_too_short_to_hold_out_trains_without_validation(train, tmp_path)
     ]
 
 
+def test_after_a_validation_the_model_trains_again_with_its_dropout(build):
+    run = build("validation.every_steps=2", "runtime.compile=false")
+    [held_out] = run.validation.values()
+    held_out.loss(run.objective, run.accelerator)
+    assert all(module.training for module in run.objective.modules())
+
+
 def test_a_failed_validation_is_logged_and_training_continues(train, monkeypatch):
     error = RuntimeError("CUDA out of memory")
     _at_call(monkeypatch, ValidationSet, "_batch", 2, lambda: _raise(error))

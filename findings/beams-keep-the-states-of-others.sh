@@ -2,10 +2,11 @@
 # Question: beam search on a recurrent model. Are the scores that `generate` returns with its texts
 #   (`sequences_scores`, length_penalty=0) the log-probabilities of these texts?
 # Guess: yes. When a beam is replaced by a continuation of another one, its cache is replaced as well.
-# Seen (torch 2.13.0, transformers 5.24.0; MiniMax with 5.23.0, too): not for MiniMax and RecurrentGemma. The states of their linear
-#   attention or recurrence stay in their rows while the texts change places, so a text goes on from the state of another
-#   one. MiniMax's best text claims -15.1 nats and has -28.0; beam search without a cache finds one of -15.6. A
-#   RecurrentGemma's claims -7.7 and has -8.2, where -7.4 can be found. Greedy decoding and a Falcon-H1's beams are right.
+# Seen (torch 2.13.0, transformers 5.24.0; MiniMax with 5.23.0, too): not for MiniMax and RecurrentGemma. The states of
+#   their linear attention or recurrence stay in their rows while the texts change places, so a text goes on from the
+#   state of another one. MiniMax's best text claims -15.1 nats and has -28.0; beam search without a cache finds one of
+#   -15.6. A RecurrentGemma's claims -7.7 and has -8.2, where -7.4 can be found. Greedy decoding and a Falcon-H1's beams
+#   are right.
 # Hurts: everyone who uses beams on these models, for translation, summaries or evaluations: worse texts than they would
 #   get, and scores for reranking that are wrong. Nothing is printed.
 set -eu

@@ -13,7 +13,7 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile torch==2.13.0 numpy==2.4.6
+  "$PYTHON" -m pip install --quiet --no-compile torch==2.13.0 numpy==2.4.6 packaging==26.3
 fi
 cat > "$dir/products.py" <<'PY'
 import warnings

@@ -1,6 +1,5 @@
 """Runs real text through a model: counts every layer's pattern, and keeps the first as traces."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -16,7 +15,8 @@ from transformers import PreTrainedModel as HFModel
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, pattern_trace
 from sparsellm.data.held_out import TooShortError, mixed_sequences
-from sparsellm.data.text.corpus import Corpus, load_corpora, load_corpus
+from sparsellm.data.text.corpus import Corpus, load_corpora
+from sparsellm.data.text.shards import expand, to_shard
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.recipe import Recipe
@@ -111,12 +111,9 @@ def held_out_corpora(recipe: Recipe, files: list[str] | None) -> list[Corpus]:
             held-out text.
     """
     if files:
-        try:
-            local = load_corpus("local", files=files)
-        except FileNotFoundError as error:  # which speaks of a recipe's keys
-            text = str(error).replace("--set 'data.files=[…]'", "--data GLOB")
-            raise FileNotFoundError(text.replace("data.files", "--data")) from error
-        return [dataclasses.replace(local, validation=local.train)]
+        paths = expand(files, "--data", "--data GLOB").values()
+        shards = tuple(to_shard(path, "text") for path in paths)
+        return [Corpus("local", shards, shards)]
     remedy = "name text of your own: --data GLOB"
     try:
         corpora = load_corpora(recipe.data)

@@ -253,6 +253,10 @@ def test_text_that_cannot_be_measured_on_is_named_with_the_commands_option(
     for pattern, message in (
         ("none*", "error: --data: ['{}'] match no file; give others with --data GLOB"),
         ("none.txt", "error: --data: {} does not exist; correct the path, or leave it out"),
+        (
+            "$NOT_SET",
+            "NOT_SET' names an environment variable that is not set; set it, or give glob",
+        ),
         ("short.txt", "local is shorter than one sequence of 32 tokens; name more text: --data GL"),
     ):
         path = tmp_path / pattern

@@ -273,7 +273,8 @@ def _files(name: str, config: FilesCorpus, path: Path, replaced_keys: Set[str]) 
         where = f"data.{key}" if key in replaced_keys else f"{path}: {key}"
         # So that the YAML and its files can be moved together.
         corpus_folder = str(path.resolve().parent)
-        return expand([p.replace("${CORPUS_DIR}", corpus_folder) for p in patterns], where, key)
+        patterns = [pattern.replace("${CORPUS_DIR}", corpus_folder) for pattern in patterns]
+        return expand(patterns, where, f"--set 'data.{key}=[…]'")
 
     # Several globs may cover several layouts; together they must match something.
     train = files_of("files", config.files)

@@ -115,14 +115,14 @@ def _between(document: Content, begin: float, end: float) -> Content:
     return np.append(piece, document[-1:])  # each document of ids ends with its end-of-document id
 
 
-def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
+def expand(patterns: list[str], where: str, option: str) -> dict[str, str]:
     """The files to which globs, folders and addresses refer, in the order of their paths.
 
     Args:
         patterns: ``${NAME}`` and ``~`` are expanded; a folder stands for the files below it, see
             `_in_folder`; ``scheme://…`` goes through fsspec, ``file://`` is a path.
         where: says in errors where the patterns were given.
-        key: the key of the recipe's `data` section for such patterns.
+        option: how a command is given such patterns, such as ``--data GLOB``.
 
     Returns:
         the path of each file by what it is once links are followed.
@@ -138,7 +138,7 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
         if re.search(r"\$\w|\$\{", expanded):
             raise ValueError(
                 f"{where}: {pattern!r} names an environment variable that is not set; set "
-                f"it, or give globs with --set 'data.{key}=[…]'"
+                f"it, or give globs with {option}"
             )
         if "://" not in expanded:
             expanded = str(Path(expanded).expanduser())
@@ -157,8 +157,9 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
         expanded_patterns.append(expanded)
         matches.update(paths)
     if not matches:
-        remedy = f"give others with --set 'data.{key}=[…]'"
-        raise FileNotFoundError(f"{where}: {expanded_patterns} match no file; {remedy}")
+        raise FileNotFoundError(
+            f"{where}: {expanded_patterns} match no file; give others with {option}"
+        )
     by_file: dict[str, str] = {}
     for path in sorted(matches):
         by_file.setdefault(real_place(path), path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from sparsellm.recipe import Recipe
-from sparsellm.recipe.strict import read_model
+from sparsellm.recipe.strict import read_json, validate
 from sparsellm.words import markdown_table
 
 DROP_DEAD_FILE = "drop_dead.json"
@@ -58,13 +58,11 @@ class DropReport(BaseModel):
 
     def remaining(self, layer: int) -> list[int]:
         """The neurons that a layer has left: their numbers in the model as it was trained."""
-        before = range(self.intermediate_size_before)
+        before: Iterable[int] = range(self.intermediate_size_before)
+        if self.earlier:
+            before = self.earlier.remaining(layer)
         dropped = set(self.layers[layer].dropped)
-        return [
-            n
-            for n in (self.earlier.remaining(layer) if self.earlier else before)
-            if n not in dropped
-        ]
+        return [neuron for neuron in before if neuron not in dropped]
 
     def text(self) -> str:
         """For the terminal and the model card: Markdown."""
@@ -145,7 +143,7 @@ def read_report(folder: Path, recipe: Recipe) -> DropReport | None:
     file, shape = folder / DROP_DEAD_FILE, recipe.model
     if not file.is_file():
         return None
-    report = DropReport.model_validate(read_model(file, DropReport, _REMEDY))
+    report = validate(DropReport, read_json(file, _REMEDY), file, remedy=_REMEDY)
     has = shape.num_hidden_layers, shape.intermediate_size
     if (len(report.layers), report.intermediate_size) != has:
         raise ValueError(

@@ -21,19 +21,18 @@ from sparsellm.decoding.decoder import Decoder, why_no_step
 from sparsellm.decoding.kv_cache import Positions
 from sparsellm.decoding.prompt import Prompt
 
+# transformers' names of its cache, until 5.23 and since.
+_CACHE = ("past_key_values", "cache")
 # Options of generate that ask for another loop than greedy decoding and sampling, for more than the
 # tokens, or for another start than a prompt.
 _OTHER_LOOPS = (
     *("custom_generate", "assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit"),
     *("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "negative_prompt_ids"),
     *("return_dict_in_generate", "synced_gpus", "cache_implementation", "prefill_chunk_size"),
-    *("past_key_values", "cache", "position_ids", "inputs_embeds", "stop_strings", "tokenizer"),
+    *(*_CACHE, "position_ids", "inputs_embeds", "stop_strings", "tokenizer"),
 )
-# What transformers hands to a loop. Its cache is `past_key_values` until 5.23, and `cache` since.
-_EXPECTED = {
-    *("attention_mask", "position_ids", "use_cache", "logits_to_keep"),
-    *("past_key_values", "cache"),
-}
+# What transformers hands to a loop.
+_EXPECTED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *_CACHE}
 
 
 def use_fast_generation(model: HFModel) -> None:

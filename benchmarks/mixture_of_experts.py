@@ -59,7 +59,7 @@ def train(recipe: Recipe, mixture: Mixture) -> list[Trained]:
             f"FP8 for attention and head; experts in bf16, since torch {torch.__version__} offers "
             "no grouped product in FP8 with a derivative"
         )
-    corpora, tokenizer = (load_corpora(recipe.data), load_tokenizer(recipe.data.tokenizer))
+    corpora, tokenizer = load_corpora(recipe.data), load_tokenizer(recipe.data.tokenizer)
     shape = {"context_length": recipe.model.context_length, "micro_batch_size": size}
     shape |= {"rank": 0, "world_size": 1}
     held_out = ValidationSet(

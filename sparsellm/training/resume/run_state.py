@@ -93,10 +93,9 @@ def _carried_tokenizer(name: str, source: Path | None) -> Path | None:
     """
     if name.startswith(HF_PREFIX):
         return tokenizer_folder(name)
-    folder = hf_files.tokenizer_of(source) if source else None
-    if source and folder and load_recipe_of(source).data.tokenizer == name:
-        return folder
-    return None
+    if source is None or (folder := hf_files.tokenizer_of(source)) is None:
+        return None
+    return folder if load_recipe_of(source).data.tokenizer == name else None
 
 
 def initialise_run(run: Run, path: Path) -> list[str]:

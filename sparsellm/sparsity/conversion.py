@@ -277,6 +277,7 @@ def _check_training(foreign: ForeignFFN) -> None:
 def _put(model: nn.Module, module: nn.Module, ffn: SparseFFN) -> None:
     """Puts an FFN wherever the module is."""
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        # Unlike `named_children`, with every name of a child that has several.
+        for name, child in list(parent._modules.items()):
             if child is module:
                 setattr(parent, name, ffn)

@@ -239,6 +239,14 @@ def test_a_host_with_layers_and_names_of_its_own():
     assert ffn(x).dtype == torch.bfloat16
 
 
+def test_an_ffn_that_a_model_has_under_several_names_is_replaced_under_all():
+    shared = HostMLP()
+    model = nn.Sequential(shared, nn.Identity(), shared)
+    assert sparsellm.replace_ffns(model).replaced == ["0"]
+    assert isinstance(model[0], SparseFFN)
+    assert model[2] is model[0]
+
+
 def test_what_computes_something_else_is_left_alone():
     result = sparsellm.replace_ffns(Host(scale=0.5))
     assert result.replaced == []

@@ -114,6 +114,11 @@ def replace_ffns(
     result, activations = Replacement(), {}
     for name, module in list(_candidates(model, names)):
         try:
+            if module is model:
+                raise Unsupported(
+                    "it cannot be replaced in place; put it into a module, such as nn.Sequential, "
+                    "or build a SparseFFN and load its weights"
+                )
             ffn = _sparse_ffn(module, children, activation, kernels)
         except Unsupported as reason:
             result.left_alone[name] = str(reason)

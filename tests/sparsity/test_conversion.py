@@ -247,6 +247,12 @@ def test_an_ffn_that_a_model_has_under_several_names_is_replaced_under_all():
     assert model[2] is model[0]
 
 
+def test_a_model_that_is_an_ffn_is_not_said_to_be_replaced():
+    result = sparsellm.replace_ffns(HostMLP())
+    assert result.replaced == []
+    assert "the model itself: it cannot be replaced in place" in str(result)
+
+
 def test_what_computes_something_else_is_left_alone():
     result = sparsellm.replace_ffns(Host(scale=0.5))
     assert result.replaced == []

@@ -57,13 +57,14 @@ def run_sweep(
             `cli.add_sweep_parser` describes them.
 
     Raises:
-        ValueError: a run's folder has a run of another recipe, the GPUs cannot be divided this way,
-            or a requirement of the benchmarks is missing.
+        ValueError: the folder of a run, or of another of its group, has a run of another recipe;
+            the GPUs cannot be divided this way; a requirement of the benchmarks is missing.
     """
     places = _places(options.gpus, options.gpus_per_run)
     _check_requirements(chosen, options)
     # Whatever is wrong with the plan is said before the first run starts.
-    needed = {run.init_from for run in chosen} | {run.name for run in chosen}
+    groups = {run.group for run in chosen}  # the report averages the runs of one
+    needed = {run.init_from for run in chosen} | {r.name for r in plan.runs if r.group in groups}
     done = {run.name for run in plan.runs if run.name in needed and is_finished(run)}
     check_sources(chosen, done)
     begin(plan)

@@ -554,6 +554,18 @@ def test_a_run_of_another_recipe_is_not_taken_for_a_finished_one(sweep_file, tin
         is_finished(PlannedRun("l1", "l1", changed))
 
 
+def test_seeds_of_other_settings_are_not_averaged(sweep_file, tiny, tmp_path, capsys):
+    folder = tmp_path / "tiny"
+    _write_sweep(folder, tiny)
+    shutil.rmtree(folder / "dense-relu-seed1")
+    command = ["sweep", str(sweep_file()), "--set", f"logging.run_dir={tmp_path}"]
+    command += ["--set", "optimizer.learning_rate=0.5", "--only", "dense-relu-seed1"]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "dense-relu-seed0 is a run of another recipe (it differs in optimizer.learn" in error
+    assert not (folder / "dense-relu-seed1" / "train.log").exists()
+
+
 def test_a_run_that_began_with_other_weights_is_not_taken_for_a_finished_one(tiny, tmp_path):
     _write_sweep(tmp_path, tiny)
     recipe = tiny("name=l1", "sparsity.l1_coefficient=0.02", f"logging.run_dir={tmp_path}")

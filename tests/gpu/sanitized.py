@@ -32,6 +32,7 @@ from sparsellm.ffn.types import (
     Room,
     TokenOrder,
 )
+from sparsellm.training.optimization import muon_passes
 from tests.gpu.conditions import forced
 
 DEVICE = "cuda"
@@ -56,6 +57,7 @@ def run_all(*, fp8: bool) -> None:
     with mock.patch("torch.nn.functional.linear", product):
         infer()
         decode()
+        step_muon()
         if fp8:
             infer_fp8(200, 272, 776)
         for shape in ((200, 264, 776), (65, 72, 264), (1100, 72, 40), (200, 72, 1032)):
@@ -121,6 +123,16 @@ def decode() -> None:
         token_kernels.attend(matrix(m, 8 * 32), heads, cache, at)
         q, k, v = matrix(m * 60, 8 * 32).split((128, 64, 64), -1)
         token_kernels.rotate_prompts(q, k, v, 60, heads, cache, first_M.int(), at)
+
+
+def step_muon() -> None:
+    """Muon's passes: matrices of a size that is a multiple of four, and of one that is not."""
+    refused = torch.zeros((), dtype=torch.bool, device=DEVICE)
+    for shape in ((60, 72), (65, 71)):
+        weights, momenta, gradients = (list(torch.randn(3, *shape, device=DEVICE)) for _ in "123")
+        directions = matrix(3, *shape)
+        muon_passes.advance_momenta(momenta, gradients, [*directions[:2], None], 0.95, refused)
+        muon_passes.add_updates(weights, directions, 0.99, -0.1, refused)
 
 
 def order_of(m: int) -> TokenOrder:

@@ -41,6 +41,7 @@ _OTHERS: dict[str, tuple[str, tuple[type, ...]]] = {  # by declared type
     "uint64": ("Q", (int,)),
     "float": ("f", (float, int)),
     "const __grid_constant__ TensorMap": ("128s", (bytes,)),
+    "const __grid_constant__ Addresses": ("512s", (bytes,)),  # of up to 64 tensors; 0 for none
 }
 _KERNEL = re.compile(r"__global__ void(?:\s+__\w+__\([^()]*\))*\s+(\w+)\(([^)]*)\)")
 
@@ -234,7 +235,7 @@ class Kernel:
         Args:
             grid: number of blocks.
             arguments: by the names that the kernel's source has for its parameters; tensors, None
-                or `Address` for pointers; numbers; tensor maps as bytes.
+                or `Address` for pointers; numbers; tensor maps and lists of addresses as bytes.
 
         Raises:
             TypeError: the arguments are not those of the kernel.

@@ -14,7 +14,7 @@ import torch
 from sparsellm.device import refuse_sparse_without_gpu
 from sparsellm.ffn.dispatch import SPARSE_BELOW, Costs, Measured
 from sparsellm.ffn.kernels.compiler.compile_ahead import compile_ahead
-from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
+from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name, why_no_kernels
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import Ramp
 from sparsellm.recipe import Recipe
@@ -49,12 +49,20 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
 
 
 def compile_kernels_ahead(recipe: Recipe, device: torch.device) -> None:
-    """Starts to compile the kernels that `set_up_kernels` will need, if it will need any."""
-    if device.type != "cuda" or recipe.ffn.kernels == "dense" or not recipe.activation.kernels:
+    """Starts to compile the kernels that `set_up_kernels` and Muon will need, if any."""
+    if device.type != "cuda" or why_no_kernels(device) is not None:
         return
-    if unsupported_reason(recipe, device) is None:
-        fp8, index = recipe.runtime.precision == "fp8", torch.empty(0, device=device).get_device()
-        compile_ahead(recipe.ffn.format, index, recipe.ffn.activation, fp8=fp8)
+    may_be_sparse = recipe.ffn.kernels != "dense" and recipe.activation.kernels
+    sparse = may_be_sparse and unsupported_reason(recipe, device) is None
+    further = ["muon"] if recipe.optimizer.name == "muon" else []
+    if sparse or further:
+        compile_ahead(
+            recipe.ffn.format if sparse else None,
+            torch.empty(0, device=device).get_device(),
+            recipe.ffn.activation,
+            fp8=recipe.runtime.precision == "fp8",
+            further=further,
+        )
 
 
 def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:

@@ -4,7 +4,8 @@ Muon orthogonalises whole matrices. Those of one shape are multiplied in batches
 takes longer to start the products of one matrix than a GPU to compute them. Ranks divide a batch
 among themselves: each computes the updates of some matrices, and sends them to the others. Where
 weights are sharded (FSDP2, HSDP), a rank first receives all shards of the matrices whose updates it
-computes, and sends each other rank only that rank's shard of an update.
+computes, and sends each other rank only that rank's shard of an update. `muon_passes` has what is
+computed for all numbers before and after the products.
 
 `torch.optim.Muon` alone would compute every matrix on every rank, and multiply shards with
 collectives between the products. On eight H200 its step of 2b's matrices took 186 ms under DDP and
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from sparsellm.training.optimization.muon_passes import add_updates, advance_momenta
 from sparsellm.training.optimization.neurons import normalize_neurons
 
 Group = dict[str, Any]  # of an optimizer's parameters, with their settings
@@ -38,8 +40,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
     AdamW's updates. So one learning rate and one decoupled weight decay serve both.
 
     Args:
-        matrices: that Muon updates, or groups of them from `muon_groups`; a step overwrites their
-            gradients.
+        matrices: that Muon updates, or groups of them from `muon_groups`; a step may overwrite
+            their gradients.
         lr: of Muon, at its peak.
         weight_decay: of Muon.
         adamw: of all other parameters.
@@ -90,18 +92,14 @@ class MuonAndAdamW(torch.optim.Optimizer):
         """
         gradients = [_gradient(matrix) for matrix in matrices]
         momenta = [self._momentum(matrix) for matrix in matrices]
-        for momentum, gradient in zip(momenta, gradients, strict=True):
-            # A refused gradient may be NaN. Towards itself, the momentum does not move.
-            torch.where(refused, momentum, gradient, out=gradient)
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         shares = _chunks(len(matrices), team.size)
         first = sum(shares[: team.rank])
         sent = slice(None) if team.shards else slice(first, first + shares[team.rank])
         shape = momenta[0].shape
         directions = momenta[0].new_empty((len(momenta[sent]), *shape), dtype=torch.bfloat16)
-        if len(directions):
-            exact = torch._foreach_lerp(gradients[sent], momenta[sent], group["momentum"])
-            torch._foreach_copy_(list(directions), exact)
+        filled: list[Tensor | None] = [None] * len(matrices)
+        filled[sent] = list(directions)
+        advance_momenta(momenta, gradients, filled, group["momentum"], refused)
         if not team.shards:  # this rank needs no others
             return _Transit(matrices, group, team, directions)
         numel = shares[team.rank] * shape[1]  # of one row of all matrices
@@ -211,12 +209,9 @@ def _apply(updates: _Transit, refused: Tensor) -> None:
     """Decays the matrices of a batch, and adds their updates."""
     matrices, group, *_ = updates
     rate = group["lr"] * (0.2 * math.sqrt(max(matrices[0].shape)))
-    decay = torch.where(refused, 1.0, 1 - group["lr"] * group["weight_decay"])
-    # It has a dimension, so that its product with bf16 is fp32.
-    factor = torch.where(refused, 0.0, -rate).view(1)
+    decay = 1 - group["lr"] * group["weight_decay"]
     local = [_local(matrix) for matrix in matrices]
-    torch._foreach_mul_(local, decay)
-    torch._foreach_add_(local, list(updates.arrived()[: len(local)] * factor))
+    add_updates(local, updates.arrived()[: len(local)], decay, -rate, refused)
 
 
 def _chunks(total: int, parts: int) -> list[int]:

@@ -14,7 +14,9 @@ from sparsellm.ffn.kernels.compiler.compile import sources
 from sparsellm.ffn.kernels.compiler.compile_ahead import compile_ahead, training_sources
 from sparsellm.ffn.kernels.compiler.compile_cache import cache_folder
 from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES, HOPPER
+from sparsellm.training.optimization import muon_passes
 
+MUON = Path(muon_passes.__file__)
 KERNELS = Path(union_training.__file__).parent
 MODULES = {"union": ["union_training", "union", "weight_grad"], "twell": ["hybrid", "twell"]}
 OF_BOTH = ["gate", "transpose", "quantise", "sort_tokens"]
@@ -33,6 +35,10 @@ def test_they_are_all_that_the_modules_call(format, architecture):
             named.add(f"{kinds[not architecture.makes_gate]}_{format}")
     expected = {sources()[kernel] for kernel in named}
     assert set(training_sources(format, architecture.folder)) == expected
+    of_muon = {path for kernel, path in sources().items() if f'"{kernel}"' in MUON.read_text()}
+    assert len(of_muon) == 1
+    assert set(training_sources(format, architecture.folder, ["muon"])) == expected | of_muon
+    assert set(training_sources(None, architecture.folder, ["muon"])) == of_muon
 
 
 def test_ranks_compile_each_source_once(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ wait for the same one. Here each rank compiles its share. NVRTC runs beside Pyth
 import contextlib
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -31,10 +32,23 @@ _OF_FORMAT: dict[Format, tuple[str, ...]] = {
 _OF_BOTH = ("transpose", "quantise_rows", "sort_tokens")
 
 
-def compile_ahead(format: Format, device_index: int, activation: str, *, fp8: bool) -> None:
+def compile_ahead(
+    format: Format | None,
+    device_index: int,
+    activation: str,
+    *,
+    fp8: bool,
+    further: Sequence[str] = (),
+) -> None:
     """Starts to compile this rank's share of what training needs; see `compile.kernel_for`.
 
     A source that does not compile is reported where its kernel is first called.
+
+    Args:
+        format: of the FFNs; None: they are dense.
+        device_index: of the GPU.
+        activation, fp8: of the FFNs.
+        further: files of ``cuda/common``, by their stem.
     """
     # Debugging reports each source once. Without a folder each call would compile it again.
     if debug.knobs() or cache_folder() is None:
@@ -42,9 +56,11 @@ def compile_ahead(format: Format, device_index: int, activation: str, *, fp8: bo
     folder = architecture_of(device_index).folder
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    share = training_sources(format, folder)[rank::num_ranks]
+    share = training_sources(format, folder, further)[rank::num_ranks]
 
     def run() -> None:
+        with contextlib.suppress(ImportError):  # which the kernel's first call reports
+            import cupy  # noqa: F401  # takes a while, also on a rank without a share
         for path in share:
             if not threading.main_thread().is_alive():  # the run has failed
                 return
@@ -58,14 +74,18 @@ def compile_ahead(format: Format, device_index: int, activation: str, *, fp8: bo
     threading.Thread(target=run, name="compile_ahead").start()
 
 
-def training_sources(format: Format, folder: str) -> list[Path]:
+def training_sources(format: Format | None, folder: str, further: Sequence[str] = ()) -> list[Path]:
     """The files that training in a format needs, for an architecture by the name of its folder."""
     paths = {path.stem: path for path in sources().values()}
+    common = [paths[stem] for stem in further]
+    if format is None:
+        return common
     # An architecture computes the gate by kernels of its own, or packs a dense product's.
     gate = [paths[f"{kind}_{format}"] for kind in ("gate", "pack")]
     return [
         *(path for path in gate if path.parent.name == folder),
         *(paths[stem] for stem in (*_OF_FORMAT[format], *_OF_BOTH)),
+        *common,
     ]
 
 

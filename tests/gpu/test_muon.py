@@ -118,13 +118,6 @@ def test_pytorch_takes_what_the_kernels_do_not(launched):
             assert launched == []
 
 
-def test_transposed_updates_are_added():
-    weight = torch.zeros(12, 20, device="cuda")
-    updates = torch.randn(1, 20, 12, device="cuda").to(BF16).mT
-    muon_passes.add_updates([weight], updates, 1.0, 1.0, torch.tensor(False, device="cuda"))
-    assert torch.equal(weight, updates[0].float())
-
-
 def _weights_after(steps, shapes, monkeypatch, *, by_torch):
     """Steps of the whole optimizer, the second one refused."""
     with monkeypatch.context() as patch:

@@ -17,6 +17,7 @@ from sparsellm.model import build_model
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs import checkpoint
 from sparsellm.runs.state import optimizer_tensors
+from sparsellm.training.optimization import muon
 from sparsellm.training.optimization.optimizer import build_optimizer, reinit_dead_neurons
 from sparsellm.training.resume.resumable import check_resumable
 from sparsellm.training.step import train_step
@@ -118,6 +119,14 @@ def test_muon_computes_what_torch_does():
 
 def test_normalized_neurons_are_those_of_torchs_update():
     muon_worker.check_normalized(torch.clone, "one process")
+
+
+def test_muon_does_not_transpose_tall_matrices():
+    [group] = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))]).param_groups
+    wide = torch.randn(2, 48, 80).bfloat16()
+    updates = muon._orthogonal(wide.mT.contiguous(), group)
+    assert updates.is_contiguous()
+    torch.testing.assert_close(updates, muon._orthogonal(wide, group).mT, rtol=0, atol=0.02)
 
 
 @pytest.mark.slow

@@ -257,19 +257,21 @@ def _updates(directions: Tensor, group: Group) -> Tensor:
 def _orthogonal(directions: Tensor, group: Group) -> Tensor:
     """Orthogonalises bf16 (matrices, rows, columns) as `torch.optim.Muon` does one matrix.
 
-    A batched product may take another kernel than a single one, and add up in another order.
+    A batched product may take another kernel than a single one, and add up in another order. Tall
+    matrices are not transposed, but the products are: so no matrix is copied for it.
     """
     if not len(directions):
         return directions
     a, b, c = group["ns_coefficients"]
     tall = directions.shape[1] > directions.shape[2]
-    x = directions.mT if tall else directions
-    norms = torch.stack([matrix.norm() for matrix in x]).clamp(min=group["eps"])
-    x = x / norms[:, None, None]
+    norms = torch.stack([matrix.norm() for matrix in directions]).clamp(min=group["eps"])
+    x = directions / norms[:, None, None]
     for _ in range(group["ns_steps"]):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+        gram = x.mT @ x if tall else x @ x.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        left, right = (x, factor.mT) if tall else (factor, x)
+        x = torch.baddbmm(x, left, right, beta=a)
+    return x
 
 
 def _gradient(matrix: Tensor) -> Tensor:

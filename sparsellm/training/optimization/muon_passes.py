@@ -53,12 +53,12 @@ def add_updates(
 
     Args:
         weights: w of matrices of one shape; they change in place.
-        updates: u, bf16 (matrices, rows, columns).
+        updates: u, bf16 and contiguous (matrices, rows, columns).
         decay, factor: of w and u.
         refused: bool, (); where it is true, w stays.
     """
     if _kernels_take(weights):
-        matrices = {"weights": weights, "updates": list(updates.contiguous())}
+        matrices = {"weights": weights, "updates": list(updates)}
         numbers = {"decay": decay, "factor": factor}
         _launch("add_updates", weights, matrices, refused=refused, **numbers)
         return

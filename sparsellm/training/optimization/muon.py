@@ -102,9 +102,11 @@ class MuonAndAdamW(torch.optim.Optimizer):
         advance_momenta(momenta, gradients, filled, group["momentum"], refused)
         if not team.shards:  # this rank needs no others
             return _Transit(matrices, group, team, directions)
+        sent_sizes = [share * shape.numel() for share in shares]
         numel = shares[team.rank] * shape[1]  # of one row of all matrices
         sizes = [numel * rows for rows in _chunks(matrices[0].shape[0], team.size)]
-        return _Transit(matrices, group, team, *_exchange(directions.split(shares), sizes, team))
+        received = _exchange(directions.flatten(), sent_sizes, sizes, team)
+        return _Transit(matrices, group, team, *received)
 
     def _momentum(self, matrix: Tensor) -> Tensor:
         state = self.state[matrix]
@@ -195,12 +197,16 @@ def _send_updates(directions: _Transit) -> _Transit:
         updates = _updates(numbers, group)
         return _Transit(matrices, group, team, *_gather(updates, shares[0], team))
     heights = _chunks(rows, team.size)
-    shards = numbers.split([share * height * columns for height in heights])
+    sent_sizes = [share * height * columns for height in heights]
+    shards = numbers.split(sent_sizes)
     whole = [s.view(share, height, columns) for s, height in zip(shards, heights, strict=True)]
     updates = _updates(torch.cat(whole, dim=1), group)
+    sent = torch.empty_like(numbers)
+    for shard, place in zip(updates.split(heights, dim=1), sent.split(sent_sizes), strict=True):
+        place.view(shard.shape).copy_(shard)
     height = heights[team.rank]
     sizes = [count * height * columns for count in shares]
-    received, work = _exchange(updates.split(heights, dim=1), sizes, team)
+    received, work = _exchange(sent, sent_sizes, sizes, team)
     mine = received.view(len(matrices), height, columns)
     return _Transit(matrices, group, team, mine, work)
 
@@ -231,18 +237,16 @@ def _gather(part: Tensor, most: int, team: _Team) -> tuple[Tensor, dist.Work | N
 
 
 def _exchange(
-    parts: Sequence[Tensor], sizes: list[int], team: _Team
+    sent: Tensor, sent_sizes: list[int], sizes: list[int], team: _Team
 ) -> tuple[Tensor, dist.Work | None]:
     """Sends the i-th part to rank i. Receives so many numbers from each rank, one after the other.
 
     Each rank receives as many bytes as its share of the matrices has. When it gathered all of them,
     a step of 2b took 376 ms under FSDP2 on four H200, instead of 143 (b5ae09d, d381fa7).
     """
-    sent = torch.cat([part.flatten() for part in parts])
     received = sent.new_empty(sum(sizes))
-    sizes_sent = [part.numel() for part in parts]
     work = dist.all_to_all_single(
-        received, sent, sizes, sizes_sent, group=team.group, async_op=True
+        received, sent, sizes, sent_sizes, group=team.group, async_op=True
     )
     return received, work
 

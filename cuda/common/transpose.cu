@@ -1,6 +1,7 @@
 // transpose: a matrix (rows, columns) → (columns, rows), elements or fp32; or fp32 rounded to
 // elements. Both sizes are multiples of 8, both matrices contiguous and aligned to 16 bytes. PyTorch's
 // strided copy takes 72 µs for a W_down, five times what moving its bytes takes (H200, 2048 × 5632, bf16).
+// mirror_strip: the same within symmetric matrices, from right of the diagonal to below it.
 //
 // A block of threads transposes a tile of 64 rows × 128 bytes of the result's type. A lane reads and
 // writes 16 bytes of memory at a time; a warp transposes 32 rows × 16 bytes of the tile at a time.
@@ -68,13 +69,16 @@ __device__ __forceinline__ uint4 turn(const uint4* tile, int first_row, int chun
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
+// Tile `index` of (rows, columns), which lie in a matrix with rows of `from_length` numbers, as their
+// transpose does in one with rows of `to_length`.
 template <class From, class To>
-__device__ __forceinline__ void transpose_tile(uint4* tile, const From* from, To* to, int rows,
+__device__ __forceinline__ void transpose_tile(uint4* tile, uint32 index, const From* from,
+                                               int from_length, To* to, int to_length, int rows,
                                                int columns) {
   constexpr int values = chunk_values<To>, tile_columns = row_chunks * values;
   const int across = (columns + tile_columns - 1) / tile_columns;
-  const int first_row = blockIdx.x / across * tile_rows;
-  const int first_column = blockIdx.x % across * tile_columns;
+  const int first_row = index / across * tile_rows;
+  const int first_column = index % across * tile_columns;
   const int warp = threadIdx.x / 32;
   uint4 chunk[loads];
 #pragma unroll
@@ -83,7 +87,7 @@ __device__ __forceinline__ void transpose_tile(uint4* tile, const From* from, To
     const int column = first_column + threadIdx.x % row_chunks * values;
     chunk[i] = make_uint4(0, 0, 0, 0);
     if (row < rows && column < columns)
-      chunk[i] = load_chunk(from + static_cast<uint64>(row) * columns + column, To{});
+      chunk[i] = load_chunk(from + static_cast<uint64>(row) * from_length + column, To{});
   }
 #pragma unroll
   for (int i = 0; i < loads; ++i)
@@ -99,7 +103,7 @@ __device__ __forceinline__ void transpose_tile(uint4* tile, const From* from, To
     const int row = first_column + source * values + lane_row<To>();
     const int column = first_row + half + lane_column<To>();
     if (row < columns && column < rows)
-      *reinterpret_cast<uint4*>(to + static_cast<uint64>(row) * rows + column) = turned;
+      *reinterpret_cast<uint4*>(to + static_cast<uint64>(row) * to_length + column) = turned;
   }
 }
 }  // namespace
@@ -109,13 +113,28 @@ extern "C" __global__ void __launch_bounds__(threads, 12)
     transpose(const void* matrix, void* out, int rows, int columns, int from_float, int to_float) {
   __shared__ __align__(128) uint4 tile[tile_rows * row_chunks];
   await_previous_kernel();
+  const uint32 index = blockIdx.x;
   if (to_float)
-    transpose_tile(tile, static_cast<const float*>(matrix), static_cast<float*>(out), rows, columns);
+    transpose_tile(tile, index, static_cast<const float*>(matrix), columns,
+                   static_cast<float*>(out), rows, rows, columns);
   else if (from_float)
-    transpose_tile(tile, static_cast<const float*>(matrix), static_cast<element*>(out), rows, columns);
+    transpose_tile(tile, index, static_cast<const float*>(matrix), columns,
+                   static_cast<element*>(out), rows, rows, columns);
   else
-    transpose_tile(tile, static_cast<const element*>(matrix), static_cast<element*>(out), rows,
-                   columns);
+    transpose_tile(tile, index, static_cast<const element*>(matrix), columns,
+                   static_cast<element*>(out), rows, rows, columns);
+}
+
+// Of each of several matrices (size, size): rows start to end, right of column end → their transpose.
+extern "C" __global__ void __launch_bounds__(threads, 12)
+    mirror_strip(element* matrices, int size, int start, int end, uint32 tiles_of_matrix) {
+  __shared__ __align__(128) uint4 tile[tile_rows * row_chunks];
+  await_previous_kernel();
+  const uint64 matrix = blockIdx.x / tiles_of_matrix;
+  element* first = matrices + matrix * size * size;
+  const element* from = first + static_cast<uint64>(start) * size + end;
+  element* to = first + static_cast<uint64>(end) * size + start;
+  transpose_tile(tile, blockIdx.x % tiles_of_matrix, from, size, to, size, end - start, size - end);
 }
 
 extern "C" __device__ const uint32 exported_rows = tile_rows, exported_row_bytes = row_chunks * 16;

@@ -17,7 +17,7 @@ from sparsellm.decoding.kv_cache import LayerCache, Positions
 from sparsellm.decoding.token_math import Heads
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
-from sparsellm.ffn.kernels import hybrid, inference, linear, twell, union
+from sparsellm.ffn.kernels import hybrid, inference, linear, transpose, twell, union
 from sparsellm.ffn.kernels.compiler import compile
 from sparsellm.ffn.kernels.compiler.gpu_architecture import ARCHITECTURES
 from sparsellm.ffn.token_order import token_order
@@ -126,7 +126,8 @@ def decode() -> None:
 
 
 def step_muon() -> None:
-    """Muon's passes: matrices of a size that is a multiple of four, and of one that is not."""
+    """Muon's passes, over a multiple of four numbers and others; its symmetric matrices."""
+    transpose.mirror_strip(matrix(2, 200, 200), 24, 104)
     refused = torch.zeros((), dtype=torch.bool, device=DEVICE)
     for shape in ((60, 72), (65, 71)):
         weights, momenta, gradients = (list(torch.randn(3, *shape, device=DEVICE)) for _ in "123")

@@ -9,7 +9,7 @@ import torch
 
 from gpu.conditions import named, need_kernels, poisoned
 from sparsellm.ffn.kernels import transpose
-from sparsellm.ffn.kernels.transpose import transposed
+from sparsellm.ffn.kernels.transpose import mirror_strip, transposed
 
 pytestmark = pytest.mark.gpu
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -60,6 +60,27 @@ def test_equals_pytorch_to_the_bit(dtype, to_dtype, kernel):
             assert actual.dtype == to_dtype
             bits = torch.int16 if to_dtype == BF16 else torch.int32
             assert torch.equal(actual.view(bits), expected.view(bits))
+
+
+@pytest.mark.parametrize("size", [8, 64, 136, 2048])
+def test_strips_of_matrices_are_mirrored(size, kernel):
+    for start, end in ((0, size // 16 * 8), (size // 32 * 8, size - 8), (0, 8)):
+        with named(start, end):
+            matrices = torch.stack([_matrix(size, size, BF16) for _ in range(3)])
+            expected = matrices.clone()
+            expected[:, end:, start:end] = matrices[:, start:end, end:].mT
+            kernel.clear()
+            mirror_strip(matrices, start, end)
+            assert kernel == ["mirror_strip"]
+            assert torch.equal(matrices.view(torch.int16), expected.view(torch.int16))
+
+
+def test_pytorch_mirrors_other_types(kernel):
+    for dtype in (FP32, torch.float64):
+        matrices = torch.randn(2, 16, 16, device="cuda", dtype=dtype)
+        mirror_strip(matrices, 0, 8)
+        assert torch.equal(matrices[:, 8:, :8], matrices[:, :8, 8:].mT)
+    assert kernel == []
 
 
 def test_pytorch_takes_what_the_kernel_does_not(kernel):

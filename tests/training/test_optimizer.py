@@ -129,6 +129,17 @@ def test_muon_does_not_transpose_tall_matrices():
     torch.testing.assert_close(updates, muon._orthogonal(wide, group).mT, rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("strips", [1, 2, 4])
+def test_products_of_strips_are_those_of_whole_matrices(monkeypatch, strips):
+    monkeypatch.setattr(muon, "STRIPS", strips)
+    monkeypatch.setattr(muon, "SYMMETRIC_NUMEL", 0)
+    for x in (torch.randn(3, 64, 96), torch.randn(2, 80, 32).mT, torch.randn(1, 60, 7)):
+        gram = muon._times_own_transpose(x.double())
+        torch.testing.assert_close(gram, x.double() @ x.double().mT)
+        sums = muon._times_own_transpose(gram, gram, beta=-0.5, alpha=2.0)
+        torch.testing.assert_close(sums, 2 * gram @ gram - 0.5 * gram)
+
+
 @pytest.mark.slow
 def test_ranks_that_divide_muons_matrices_compute_what_one_does():
     result = ranks(4, muon_worker.__file__, "cpu")

@@ -54,7 +54,7 @@ def compile_kernels_ahead(recipe: Recipe, device: torch.device) -> None:
         return
     may_be_sparse = recipe.ffn.kernels != "dense" and recipe.activation.kernels
     sparse = may_be_sparse and unsupported_reason(recipe, device) is None
-    further = ["muon"] if recipe.optimizer.name == "muon" else []
+    further = ["muon", "transpose"] if recipe.optimizer.name == "muon" else []
     if sparse or further:
         compile_ahead(
             recipe.ffn.format if sparse else None,

@@ -23,14 +23,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from sparsellm.ffn.kernels.transpose import mirror_strip
 from sparsellm.training.optimization.muon_passes import add_updates, advance_momenta
 from sparsellm.training.optimization.neurons import normalize_neurons
 
 Group = dict[str, Any]  # of an optimizer's parameters, with their settings
 
 # How many numbers the matrices have that one rank multiplies at once, unless a single one has more.
-# Two of 2b's FFNs keep a GPU busy for longer than the host needs to start their products.
-BATCH_NUMEL = 2**25
+# Of 2b's FFNs these are four.
+BATCH_NUMEL = 3 * 2**24
+# Of symmetric products with at least so many numbers only what lies right of the diagonal is
+# computed, in so many strips of rows. Smaller ones would leave multiprocessors idle. On one H200 a
+# step of 2b's matrices takes 155 ms with whole products, 145 with two strips, and 141 with four.
+SYMMETRIC_NUMEL, STRIPS = 2**24, 4
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -271,11 +276,37 @@ def _orthogonal(directions: Tensor, group: Group) -> Tensor:
     norms = torch.stack([matrix.norm() for matrix in directions]).clamp(min=group["eps"])
     x = directions / norms[:, None, None]
     for _ in range(group["ns_steps"]):
-        gram = x.mT @ x if tall else x @ x.mT
-        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        gram = _times_own_transpose(x.mT if tall else x)
+        factor = _times_own_transpose(gram, gram, beta=b, alpha=c)
         left, right = (x, factor.mT) if tall else (factor, x)
         x = torch.baddbmm(x, left, right, beta=a)
     return x
+
+
+def _times_own_transpose(
+    x: Tensor, added: Tensor | None = None, beta: float = 0.0, alpha: float = 1.0
+) -> Tensor:
+    """``alpha x xᵀ + beta added``, a symmetric matrix for each of x.
+
+    Args:
+        x: (matrices, rows, columns).
+        added: (matrices, rows, rows), symmetric, or None.
+        beta, alpha: factors.
+    """
+    size = x.shape[1]
+    # Strips begin at multiples of 16 bytes.
+    if len(x) * size**2 < SYMMETRIC_NUMEL or size % (8 * STRIPS) != 0:
+        return x @ x.mT if added is None else torch.baddbmm(added, x, x.mT, beta=beta, alpha=alpha)
+    out = x.new_empty((len(x), size, size))
+    height = size // STRIPS
+    for start in range(0, size, height):
+        end = start + height
+        rows, right = slice(start, end), slice(start, None)
+        strip, factors = out[:, rows, right], (x[:, rows], x[:, right].mT)
+        summand = strip if added is None else added[:, rows, right]  # beta = 0 ignores a strip
+        torch.baddbmm(summand, *factors, beta=beta, alpha=alpha, out=strip)
+        mirror_strip(out, start, end)
+    return out
 
 
 def _gradient(matrix: Tensor) -> Tensor:

@@ -146,6 +146,7 @@ def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="
     _, _, saved = hybrid.forward(x_MK, w, Room(M // 8, 128), token_M)
     hybrid.backward(inputs._replace(saved=saved), out, adds=added)
     transpose.transposed(out.down_NK, dtype)
+    transpose.mirror_strip(_matrix(3, 64, 64), 0, 32)
     _launch_muon()
     _launch_decoding(w, biased=biased, fp8=fp8)
 

@@ -77,15 +77,12 @@ def compile_ahead(
 def training_sources(format: Format | None, folder: str, further: Sequence[str] = ()) -> list[Path]:
     """The files that training in a format needs, for an architecture by the name of its folder."""
     paths = {path.stem: path for path in sources().values()}
-    common = [paths[stem] for stem in further]
-    if format is None:
-        return common
+    stems = (*_OF_FORMAT[format], *_OF_BOTH, *further) if format else further
     # An architecture computes the gate by kernels of its own, or packs a dense product's.
-    gate = [paths[f"{kind}_{format}"] for kind in ("gate", "pack")]
+    gate = [paths[f"{kind}_{format}"] for kind in ("gate", "pack") if format]
     return [
         *(path for path in gate if path.parent.name == folder),
-        *(paths[stem] for stem in (*_OF_FORMAT[format], *_OF_BOTH)),
-        *common,
+        *(paths[stem] for stem in dict.fromkeys(stems)),
     ]
 
 

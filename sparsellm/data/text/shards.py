@@ -252,7 +252,8 @@ def to_shard(url: str, text_field: str, separator: str | None = None) -> Shard:
     if kind is None:
         raise ValueError(
             f"{url}: unknown format; valid are {', '.join(FORMATS)}, and .jsonl and .txt with "
-            f"{', '.join(COMPRESSIONS)}"
+            f"{', '.join(COMPRESSIONS)}. Convert it to Parquet: with `datasets`, load_dataset (of "
+            "what save_to_disk wrote, load_from_disk), then to_parquet"
         )
     if kind == "text":
         return Shard(url, "sources", text_field, compression, (url,), separator)

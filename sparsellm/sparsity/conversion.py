@@ -22,6 +22,7 @@ from sparsellm.ffn.inference_path.discover import (
     Projections,
     Unsupported,
     activation_of,
+    class_name,
     find_ffns,
     fused_reason,
     names_in,
@@ -196,7 +197,9 @@ def _projections(module: nn.Module, names: Names) -> Projections:
     layers: list[Any] = [None if name is None else module._modules.get(name) for name in names]
     for name, layer in zip(names, layers, strict=True):
         if name is not None and not isinstance(layer, nn.Linear):
-            kind = "missing" if layer is None else f"a {type(layer).__name__}, not an nn.Linear"
+            kind = "missing" if layer is None else f"a {class_name(layer)}, not an nn.Linear"
+            if layer is not None and any(isinstance(part, nn.Linear) for part in layer.modules()):
+                kind += "; call replace_ffns before you add adapters"
             raise Unsupported(f"its {name} is {kind}")
         if name is not None and layer.bias is not None:
             raise Unsupported(f"its {name} has a bias, which sparse training does not have")

@@ -247,6 +247,21 @@ def test_an_ffn_that_a_model_has_under_several_names_is_replaced_under_all():
     assert model[2] is model[0]
 
 
+def test_adapters_that_were_added_before_are_named():
+    class Linear(nn.Module):  # as PEFT calls its own
+        def __init__(self, base_layer) -> None:
+            super().__init__()
+            self.base_layer = base_layer
+
+    model = Host()
+    model.blocks[1].c_proj = Linear(model.blocks[1].c_proj)
+    [reason] = sparsellm.replace_ffns(model).left_alone.values()
+    assert reason == (
+        f"its c_proj is a {__name__}.Linear, not an nn.Linear; call replace_ffns before you add "
+        "adapters"
+    )
+
+
 def test_a_model_that_is_an_ffn_is_not_said_to_be_replaced():
     result = sparsellm.replace_ffns(HostMLP())
     assert result.replaced == []

@@ -111,6 +111,12 @@ def names_in(module: nn.Module) -> Names | None:
     return None
 
 
+def class_name(module: nn.Module | None) -> str:
+    """The name of a module's class; with its package if it is another Linear than torch's."""
+    kind = type(module)
+    return f"{kind.__module__}.Linear" if kind.__name__ == "Linear" else kind.__name__
+
+
 def fused_reason(module: nn.Module) -> str | None:
     """Why an FFN cannot be taken apart: its matrices are fused; None if they are not."""
     for name, parameter in module._parameters.items():
@@ -232,7 +238,7 @@ def foreign_ffn(module: nn.Module) -> ForeignFFN:
     linears: list[Any] = [None if name is None else children[name] for name in names]
     for name, child in zip(names, linears, strict=True):
         if child is not None and type(child) is not nn.Linear:  # a subclass may do more
-            raise Unsupported(f"its {name} is a {type(child).__name__}, not an nn.Linear")
+            raise Unsupported(f"its {name} is a {class_name(child)}, not an nn.Linear")
     ffn = Projections(*linears)
     # Where a module has other parameters besides its FFN's, it is a layer, as of OPT.
     other_children = (child for name, child in children.items() if name not in names)

@@ -145,16 +145,21 @@ def _figures(bench: str, run: RunData, all_validations: bool) -> list[Measuremen
 def gpu_seconds(run: RunData) -> tuple[list[int], list[float]]:
     """The recorded steps, and the seconds of training until each, over all GPUs and processes.
 
-    Compilation, validation and checkpoints are not counted.
+    Compilation, validation and checkpoints are not counted. A step that a process made after its
+    last record counts as one of those after it.
     """
-    steps, totals, total, last = [], [], 0.0, 0.0
+    steps: list[int] = []
+    totals: list[float] = []
+    total, last = 0.0, 0.0
     process: dict[str, Any] = {}
     for record in run.train:
-        step, seconds = record["step"], record["train_seconds"]
+        step, seconds, not_recorded = record["step"], record["train_seconds"], 0
         before, process = process, [s for s in run.sessions if s["step"] < step][-1]
         if process is not before:
             last = 0.0  # a new process counts from zero
-        total += process["ranks"] * (seconds - last)
+            not_recorded = process["step"] - steps[-1] if steps else 0
+        each = process["ranks"] * (seconds - last)
+        total += each + each / (step - process["step"]) * not_recorded
         last = seconds
         steps.append(step)
         totals.append(total)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from runs.written_runs import record, write_run
 
-from record_sweep import main, settled_step
+from record_sweep import gpu_seconds, main, settled_step
 from results import read_records
 
 
@@ -25,6 +26,15 @@ def test_a_target_is_settled_from_where_the_mean_of_20_steps_stays_near_it():
     assert settled_step(leaves, 30.0) is None
     returns = [*leaves, *(_at(step, 30.0) for step in range(122, 162, 2))]
     assert settled_step(returns, 30.0) > 120
+
+
+def test_steps_that_a_process_made_after_its_last_record_are_counted():
+    train = [(5, 10.0), (10, 20.0), (20, 12.0), (30, 32.0)]  # the second process begins at step 14
+    run = SimpleNamespace(
+        train=[{"step": step, "train_seconds": seconds} for step, seconds in train],
+        sessions=[{"step": 0, "ranks": 2}, {"step": 14, "ranks": 1}],
+    )
+    assert gpu_seconds(run) == ([5, 10, 20, 30], [20.0, 40.0, 60.0, 80.0])
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,11 @@ def _headline(lines: Sequence[Line]) -> str:
         dense, sparse = training(lines, model, _FP8, "tokens_per_ms")
         steady = f"{sparse['value'] / dense['value']:.2f}×"
         rows.append([f"{model}, {tokens} tokens", first, steady, in_time, after_tokens])
-    head = ["Sparse vs. dense", "Throughput from step 0", "Steady state, about 30 active"]
+    head = [
+        "Sparse vs. dense",
+        "Throughput from step 0",
+        "Steady state of the kernels, about 30 active",
+    ]
     return markdown_table([*head, "Loss in equal GPU time, nats", "Loss after equal tokens"], rows)
 
 

@@ -241,10 +241,11 @@ def _computed_activation(foreign: ForeignFFN, *, replaced: bool) -> str:
     try:
         formula = formula_of(foreign, activation)
     except Unsupported as reason:
-        if replaced and _computes_any(foreign, activation):
+        could_be = _computes_any(foreign, activation)
+        if replaced and could_be:
             return ""
-        further = "" if replaced else "; activation='relu' replaces it"
-        raise Unsupported(f"{reason}{further}") from None
+        remedy = "; activation='relu' replaces it" if could_be else ""
+        raise Unsupported(f"{reason}{remedy}") from None
     if formula.threshold or formula.relu_up:
         kind = "FATReLU" if formula.threshold else "dReLU"
         raise Unsupported(f"it computes {kind}, which sparse training does not have")

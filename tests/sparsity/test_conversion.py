@@ -272,6 +272,7 @@ def test_what_computes_something_else_is_left_alone():
     result = sparsellm.replace_ffns(Host(scale=0.5))
     assert result.replaced == []
     assert "does not compute relu(up)" in result.left_alone["blocks.0"]
+    assert "activation=" not in str(result)  # it would be left alone all the same
 
 
 @pytest.mark.parametrize(

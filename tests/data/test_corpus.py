@@ -412,6 +412,7 @@ def test_row_group_above_2_gib_is_read(tmp_path, monkeypatch):
         ),
         ('["text"]', r"line 3 is of type list, not an object; each line must.*jq -c"),
         ("[", r"line 3 is not JSON.*jq -c"),
+        ("{", r"line 3 is not JSON.*give only the files that have, .*jq -c \. FILE"),
         ('"text"', r"line 3 is of type str, not an object; each line must be"),
     ],
 )

@@ -29,6 +29,10 @@ from sparsellm.data.text.shards import Shard
 BLOCK_BYTES = 4 * 2**20
 _ONE_OBJECT = 'each line must be an object with the text of one document, such as {"text": "…"}'
 _ONE_ARRAY = f"{_ONE_OBJECT}; `jq -c '.[]' FILE > FILE.jsonl` makes lines of an array"
+_ONE_FILE = (
+    "a file that is one object has no documents; give only the files that have, or if each object "
+    "is spread over lines, `jq -c . FILE > FILE.jsonl` puts it on one"
+)
 
 
 class JsonLinesReader(ShardReader):
@@ -161,8 +165,11 @@ class _Lines(Block):
         except NotUtf8Error as error:
             raise self._error(row, str(error)) from error
         except (ValueError, RecursionError) as error:
-            begins_array = line.lstrip().startswith(b"[")
-            remedy = _ONE_ARRAY if begins_array else "repair or remove the line"
+            remedy = "repair or remove the line"
+            if line.lstrip().startswith(b"["):
+                remedy = _ONE_ARRAY
+            elif line.strip() == b"{":
+                remedy = _ONE_FILE
             raise self._error(row, f" is not JSON ({one_line(error)}); {remedy}") from error
         if isinstance(document, dict) and field in document:
             text = document[field]

@@ -7,7 +7,8 @@
 #   lm-format-enforcer drop minimum, maximum, multipleOf and uniqueItems without a message, so a score can be 100 or -7.
 #   outlines also puts a pattern between quotes as it is: a "." is any character, also a quote or a backslash, so a
 #   comment can end its own string, and the answer is not JSON. And outlines and lm-format-enforcer match a pattern
-#   against the whole string, where JSON Schema searches: with pattern="km" the only possible text is "km".
+#   against the whole string, where JSON Schema searches: with pattern="km" the only possible text is "km". And
+#   lm-format-enforcer ends a list after 20 items if the schema sets no maximum.
 # Hurts: evaluations with a judge and data made by models: scores outside their scale enter the mean, or a parser counts
 #   the answer as a failure of the model.
 set -eu
@@ -36,6 +37,10 @@ class Verdict(BaseModel):
 
 class Distance(BaseModel):
     text: str = Field(pattern="km")
+
+
+class Names(BaseModel):
+    names: list[int]
 
 
 class Votes(BaseModel):
@@ -75,6 +80,8 @@ answers = {
     "quote in the comment": (Verdict, good.replace("fine", 'a "b')),
     "escaped quote": (Verdict, good.replace("fine", 'a \\"b')),
     "text with km": (Distance, '{"text": "12 km"}'),
+    "20 names": (Names, json.dumps({"names": [7] * 20})),
+    "21 names": (Names, json.dumps({"names": [7] * 21})),
     "votes twice, step 3": (Votes, '{"votes": [1, 1], "step": 3}'),
 }
 seen = {}
@@ -95,5 +102,7 @@ for library in ("outlines", "lm-format-enforcer"):
     for name in ("score 100", "score -7", "confidence 95.0", "votes twice, step 3"):
         assert seen[library, name] is True, "the behaviour has changed"
     assert seen[library, "text with km"] is False, "the behaviour has changed"
+assert seen["lm-format-enforcer", "20 names"] is True
+assert seen["lm-format-enforcer", "21 names"] is False, "the behaviour has changed"
 assert seen["outlines", "quote in the comment"] is True, "the behaviour has changed"
 PY

@@ -64,7 +64,7 @@ for schedule in (ScheduleGPipe, Schedule1F1B):
     for scaled in (True, False):
         seen = weights(schedule, scaled)
         if rank == 0:
-            print(f"{schedule.__name__}, scale_grads={scaled}: the batches weigh", *(f"{weight:.4f}" for weight in seen))
+            print(f"{schedule.__name__}, scale_grads={scaled}: the weights are", *(f"{weight:.4f}" for weight in seen))
         for age, weight in enumerate(reversed(seen)):
             expected = MICRO_BATCHES**-age if scaled else 1
             assert abs(weight - expected) < 1e-3, "the behaviour has changed"

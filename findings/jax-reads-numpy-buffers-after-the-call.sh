@@ -9,8 +9,8 @@
 #   the array that they were made from had; how many differs from run to run. Arrays of jax.device_put go on changing with
 #   the buffer. A copy by numpy, buffer.copy(), is right, and so is jnp.array(buffer).block_until_ready(). There is no
 #   message, and small batches hide it, since they are read in time.
-# Hurts: loaders with a preallocated or ring buffer, memory-mapped windows and evaluation loops: batches are trained on
-#   twice, others never, and no run can be repeated. torch.from_numpy shares memory too, but each call reads at once.
+# Hurts: loaders with a preallocated or ring buffer: batches are trained on twice, others never, and no run can be
+#   repeated. torch.from_numpy shares memory too, but a call of torch has read its arguments when it returns.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

@@ -34,6 +34,7 @@ SHAPES = (
     Shape("2B", "2b", ("fair-2b", "frontier-2b")),
 )
 GPUS = ("H200", "H100")
+_NOT_MEASURED = "not measured"
 SAME_TIME = 0.08  # times that differ by at most this are taken to be equal
 # By so many nats a setting with fewer seeds must be lower than one with more to be the better one.
 SEED_NOISE = 0.01
@@ -220,7 +221,7 @@ def equal_tokens(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def equal_time(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each kind of sparse FFN and the best dense one that took about as long.
+    """A row for each kind of sparse FFN and dense one that took about as long, see `_rivals`.
 
     Raises:
         ValueError: no records give a row.
@@ -232,11 +233,13 @@ def equal_time(lines: Sequence[Line]) -> list[list[str]]:
             every = settings(lines, shape._replace(sweeps=(sweep,)), (gpu,), optimizer)
             for key, group in groupby(every, lambda setting: (setting.tokens, setting.kind)):
                 sparse = best(list(group))
-                rival = _rival(sparse, every)
-                if not sparse.kind.is_dense and key not in shown and rival is not None:
-                    shown.add(key)
+                rivals = [rival for rival in _rivals(sparse, every) if rival is not None]
+                if sparse.kind.is_dense or key in shown or not rivals:
+                    continue
+                shown.add(key)
+                title = f"{shape.title}, {_OPTIMIZERS[optimizer]}, {gpu}"
+                for rival in rivals:
                     sides = [cell for side in (sparse, rival) for cell in _side(side)]
-                    title = f"{shape.title}, {_OPTIMIZERS[optimizer]}, {gpu}"
                     rows.append([title, *sides, _difference(sparse, rival)])
     return _checked(rows)
 
@@ -246,8 +249,8 @@ def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str
 
     Returns:
         Their tokens; how many times as fast as dense SiLU per token they are, from step 0; their
-        loss less that of the best dense FFN in equal time, with the seconds of both; and less that
-        of dense SiLU after equal tokens.
+        loss less that of each of `_rivals`, with the seconds of both; and less that of dense SiLU
+        after equal tokens.
 
     Raises:
         ValueError: there are no such runs.
@@ -258,28 +261,46 @@ def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str
     sparse = best([s for s in every if (s.kind, s.tokens) == (kind, most)])
     alike = [s for s in every if s.kind == DENSE_SILU]
     dense = best([s for s in alike if s.tokens == most] or alike)
-    rival = _rival(sparse, every)
-    if rival is None:
+    rivals = _rivals(sparse, every)
+    if rivals[0] is None:
         raise ValueError(f"{shape.title}: no dense run is recorded that took about as long")
-    seconds = f"{fmean(sparse.seconds()):,.0f} s and {fmean(rival.seconds()):,.0f} s"
     per_token = [fmean(setting.seconds()) / setting.tokens for setting in (dense, sparse)]
     return [
         f"{most / 1e6:.0f}M",
         f"{per_token[0] / per_token[1]:.2f}×",
-        f"{_difference(sparse, rival)} in {seconds}",
-        _difference(sparse, dense) if dense.tokens == most else "not measured",
+        *(_in_time(sparse, rival) for rival in rivals),
+        _difference(sparse, dense) if dense.tokens == most else _NOT_MEASURED,
     ]
 
 
-def _rival(setting: Setting, every: Sequence[Setting]) -> Setting | None:
-    """The dense one with the lowest loss of those that took about as long."""
+def _in_time(setting: Setting, rival: Setting | None) -> str:
+    if rival is None:
+        return _NOT_MEASURED
+    seconds = f"{fmean(setting.seconds()):,.0f} s and {fmean(rival.seconds()):,.0f} s"
+    return f"{_difference(setting, rival)} in {seconds}"
+
+
+def _rivals(setting: Setting, every: Sequence[Setting]) -> tuple[Setting | None, Setting | None]:
+    """The dense ones with the lowest loss of those that took about as long.
+
+    Returns:
+        One with the recipe's number of neurons or more, and one with fewer; None: there is none.
+    """
     seconds = fmean(setting.seconds())
-    rivals = [
+    alike = [
         other
         for other in every
         if other.kind.is_dense and abs(fmean(other.seconds()) / seconds - 1) <= SAME_TIME
     ]
-    return min(rivals, key=Setting.loss, default=None)
+    wide, narrow = (
+        min(
+            (other for other in alike if (other.kind.narrowing > 1) == narrower),
+            key=Setting.loss,
+            default=None,
+        )
+        for narrower in (False, True)
+    )
+    return wide, narrow
 
 
 def _checked(rows: list[list[str]]) -> list[list[str]]:

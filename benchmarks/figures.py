@@ -56,6 +56,7 @@ _HALF_LONG = "frontier-0.5b-long"
 _LONG = (
     _Curve("dense SiLU", _HALF_LONG, "dense-silu-0.002-*", 0, (10, -14)),
     _Curve("gates by AdamW", "fair-long", "dense-silu-0.000125-*", 4, (0, 26)),
+    _Curve("dense, half as wide", "fair-long", "dense-silu-narrow-2816-*", 3, (-80, -9)),
     _Curve("81M tokens", _HALF_LONG, "dense-silu-shorter-0.002-*", 0, (0, 34)),
     _Curve("sparse, 150 active", _HALF_LONG, "wide1-target150-gates-0.00025-*", 2, (-10, -44)),
     _Curve("sparse, 60 active", _HALF_LONG, "wide1-target60-gates-0.00025-*", 1, (-40, -24)),

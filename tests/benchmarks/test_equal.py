@@ -136,7 +136,12 @@ def test_equal_time_is_against_the_lowest_dense_run_that_took_about_as_long():
         "4.010 (4.000, 4.020)", "−0.080 (−2.0%)",
     ]  # fmt: skip
     narrow = ended("dense-silu-narrow-2816-seed0", 4.01, 103.0, **SIXTEENTH)
-    first, _ = equal.equal_time([*DENSE, *SPARSE, *longer, *narrow])
+    narrow += ended("dense-silu-narrow-longer-0.000125-seed0", 3.9, 144.0, **SIXTEENTH)
+    first, *of_longer = equal.equal_time([*DENSE, *SPARSE, *longer, *narrow])
+    assert of_longer[0] == row
+    assert of_longer[1][4:] == ["dense SiLU, 2,816 neurons (0.002, gates 1/16)", "33.4M; 144",
+                                "3.900", "+0.020 (+0.5%)"]  # fmt: skip
+    assert len(of_longer) == 2
     assert first[4:] == ["dense SiLU, 2,816 neurons (0.002, gates 1/16)", "26.2M; 103", "4.010",
                          "+0.030 (+0.7%)"]  # fmt: skip
 
@@ -148,12 +153,15 @@ def test_the_headline_is_of_the_longest_sparse_runs():
         *ended("target60-longer-0.00025-seed1", 3.94, 147.0, **EIGHTH),
     ]
     assert equal.headline([*DENSE, *SPARSE, *longer], shape, 60) == [
-        "33M", "1.31×", "−0.080 (−2.0%) in 146 s and 150 s", "not measured"
+        "33M", "1.31×", "−0.080 (−2.0%) in 146 s and 150 s", "not measured", "not measured"
     ]  # fmt: skip
     as_long = ended("dense-silu-muon-gates-seed0", 4.10, 105.0)
     assert equal.headline([*as_long, *SPARSE], shape, 60) == [
-        "26M", "1.04×", "−0.060 (−1.5%) in 100 s and 105 s", "−0.060 (−1.5%)"
+        "26M", "1.04×", "−0.060 (−1.5%) in 100 s and 105 s", "not measured", "−0.060 (−1.5%)"
     ]  # fmt: skip
+    narrow = ended("dense-silu-narrow-2816-seed1", 4.09, 99.0, **SIXTEENTH)
+    _, _, _, of_narrow, _ = equal.headline([*as_long, *SPARSE, *narrow], shape, 60)
+    assert of_narrow == "+0.010 (+0.2%) in 100 s and 99 s"
 
 
 def test_times_are_not_compared_across_gpus_and_tables_without_rows_are_errors():

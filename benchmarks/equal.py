@@ -276,7 +276,7 @@ def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str
 def _in_time(setting: Setting, rival: Setting | None) -> str:
     if rival is None:
         return _NOT_MEASURED
-    seconds = f"{fmean(setting.seconds()):,.0f} s and {fmean(rival.seconds()):,.0f} s"
+    seconds = f"{fmean(setting.seconds()):,.0f} s (dense: {fmean(rival.seconds()):,.0f} s)"
     return f"{_difference(setting, rival)} in {seconds}"
 
 

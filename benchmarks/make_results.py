@@ -280,11 +280,11 @@ def _headline(lines: Sequence[Line]) -> str:
         rows.append([f"{model}, {tokens} tokens", first, steady, *losses])
     head = [
         "Sparse vs. dense",
-        "Throughput from step 0",
-        "Steady state of the kernels, about 30 active",
+        "Throughput, whole run",
+        "Throughput, steady state, about 30 active",
         "Loss in equal GPU time, nats",
-        "The same, dense with fewer neurons",
-        "Loss after equal tokens",
+        "The same against dense with fewer neurons",
+        "Loss after equal tokens, nats",
     ]
     return markdown_table(head, rows)
 

@@ -153,15 +153,15 @@ def test_the_headline_is_of_the_longest_sparse_runs():
         *ended("target60-longer-0.00025-seed1", 3.94, 147.0, **EIGHTH),
     ]
     assert equal.headline([*DENSE, *SPARSE, *longer], shape, 60) == [
-        "33M", "1.31×", "−0.080 (−2.0%) in 146 s and 150 s", "not measured", "not measured"
+        "33M", "1.31×", "−0.080 (−2.0%) in 146 s (dense: 150 s)", "not measured", "not measured"
     ]  # fmt: skip
     as_long = ended("dense-silu-muon-gates-seed0", 4.10, 105.0)
     assert equal.headline([*as_long, *SPARSE], shape, 60) == [
-        "26M", "1.04×", "−0.060 (−1.5%) in 100 s and 105 s", "not measured", "−0.060 (−1.5%)"
+        "26M", "1.04×", "−0.060 (−1.5%) in 100 s (dense: 105 s)", "not measured", "−0.060 (−1.5%)"
     ]  # fmt: skip
     narrow = ended("dense-silu-narrow-2816-seed1", 4.09, 99.0, **SIXTEENTH)
     _, _, _, of_narrow, _ = equal.headline([*as_long, *SPARSE, *narrow], shape, 60)
-    assert of_narrow == "+0.010 (+0.2%) in 100 s and 99 s"
+    assert of_narrow == "+0.010 (+0.2%) in 100 s (dense: 99 s)"
 
 
 def test_times_are_not_compared_across_gpus_and_tables_without_rows_are_errors():

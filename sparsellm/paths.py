@@ -61,7 +61,8 @@ def named_file(
     for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
         if candidate.is_file():
             return candidate
-    close = closest(name_or_path, names)
+    # The name of a path such as recipes/debug.yml, too.
+    close = closest(name_or_path, names) or closest(Path(name_or_path).stem, names)
     meant = f"did you mean {close!r}? " if close else ""
     raise FileNotFoundError(
         f"{kind} {name_or_path!r}: no such file, and no bundled {kind} of that name; "

@@ -34,8 +34,12 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: a folder is not a run.
-        ValueError: a run has no record yet, a file of it is damaged, or the page cannot be written.
+        ValueError: a path is a file, a run has no record yet, a file of it is damaged, or the page
+            cannot be written.
     """
+    for path in run_paths:
+        if path.is_file():
+            raise ValueError(f"{path} is a file; give the run's folder, such as {path.parent}")
     alone = len({path.resolve() for path in run_paths}) == 1
     out = out or (run_paths[0] / REPORT_FILE if alone else Path(REPORT_FILE))
     check_out(out)

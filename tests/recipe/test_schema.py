@@ -391,6 +391,9 @@ def test_a_number_that_yaml_reads_in_another_base_is_refused(tmp_path, written, 
 def test_no_such_recipe_lists_the_bundled():
     with pytest.raises(FileNotFoundError, match=r"no bundled recipe of that name.*0\.5b"):
         load_recipe("0.7b")
+    for path in ("recipes/debug.yml", "/elsewhere/recipes/debugg.yaml"):
+        with pytest.raises(FileNotFoundError, match=r"did you mean 'debug'\?"):
+            load_recipe(path)
 
 
 @pytest.mark.parametrize("base", ["{0}/b.yaml", "../{0.name}/b.yaml", "link/b.yaml"])

@@ -45,9 +45,11 @@ def test_what_is_not_a_complete_run_gives_one_line(tiny, tmp_path, capsys):
         assert main(["report", str(path)]) == 1
         return capsys.readouterr().err
 
-    assert error(tmp_path) == f"error: {tmp_path} is not a run: it has no metrics.jsonl\n"
+    why = "it has no metrics.jsonl; give a folder such as runs/debug"
+    assert error(tmp_path) == f"error: {tmp_path} is not a run: {why}\n"
     path = write_run(tiny(), [record(tiny(), 1)])
     metrics = path / "metrics.jsonl"
+    assert error(metrics) == f"error: {metrics} is a file; give the run's folder, such as {path}\n"
     metrics.write_bytes(b'{"step": "\x01"}\n' + metrics.read_bytes())
     damaged = f"error: {metrics}, line 1 is damaged: not JSON (Invalid control character at); "
     assert error(path) == f"{damaged}restore the file from a copy, or correct that line\n"

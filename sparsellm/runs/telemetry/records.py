@@ -210,7 +210,9 @@ def read_metrics(run_path: Path, kind: str | None = None) -> list[dict[str, Any]
     """
     path = run_path / METRICS_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{run_path} is not a run: it has no {METRICS_FILE}")
+        raise FileNotFoundError(
+            f"{run_path} is not a run: it has no {METRICS_FILE}; give a folder such as runs/debug"
+        )
     lines = [record.line() for _, record in read_lines(path) if record is not None]
     return lines if kind is None else of_kind(lines, kind)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
-from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
+from sparsellm.ffn.kernels.compiler.gpu_architecture import gpu_runs_kernels
 
 _TAKEN = {
     (torch.bfloat16, torch.bfloat16),
@@ -61,8 +61,7 @@ def mirror_strip(matrices: Tensor, start: int, end: int) -> None:
 def _is_taken(matrix: Tensor, dtype: torch.dtype) -> bool:
     return (
         (matrix.dtype, dtype) in _TAKEN
-        and matrix.is_cuda
-        and why_no_kernels(matrix.device) is None
+        and gpu_runs_kernels(matrix)
         and matrix.is_contiguous()
         and matrix.numel() > 0
         and all(size % 8 == 0 for size in matrix.shape)

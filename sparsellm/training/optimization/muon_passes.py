@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compiler.compile import kernel_for
-from sparsellm.ffn.kernels.compiler.gpu_architecture import why_no_kernels
+from sparsellm.ffn.kernels.compiler.gpu_architecture import gpu_runs_kernels
 
 
 def advance_momenta(
@@ -70,11 +70,9 @@ def add_updates(
 
 def _kernels_take(tensors: list[Tensor]) -> bool:
     """Whether they lie on a GPU that runs the kernels, in fp32 and without gaps."""
-    first = tensors[0]
     return (
-        first.is_cuda
-        and first.numel() > 0  # a rank may have no rows of a sharded matrix
-        and why_no_kernels(first.device) is None
+        tensors[0].numel() > 0  # a rank may have no rows of a sharded matrix
+        and gpu_runs_kernels(tensors[0])
         and all(t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
     )
 

@@ -128,9 +128,14 @@ def why_no_kernels(device: torch.device) -> str | None:
     return f"the sparse kernels need CuPy: {how_to_install_cuda(torch.version.cuda)}"
 
 
+def gpu_runs_kernels(x: Tensor) -> bool:
+    """Whether a tensor is on a GPU that runs the kernels."""
+    return x.is_cuda and why_no_kernels(x.device) is None
+
+
 def has_kernels(x: Tensor) -> bool:
-    """Whether a tensor is on a GPU that runs the kernels, in a type that they take."""
-    return x.is_cuda and x.dtype in ELEMENTS and why_no_kernels(x.device) is None
+    """Whether a tensor is on a GPU that runs the kernels, in a type that most of them take."""
+    return x.dtype in ELEMENTS and gpu_runs_kernels(x)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -101,6 +102,21 @@ def _forget() -> None:
     """Makes the next call choose, and measure, anew."""
     for function in (architecture_of, costs.measure_costs, costs.measure_training_costs):
         function.cache_clear()
+
+
+@contextmanager
+def asked_of(module: ModuleType) -> Iterator[list[str]]:
+    """The names of the kernels for which a module asks within, in order."""
+    names: list[str] = []
+    kernel_for = module.kernel_for
+
+    def recorded(name: str, like: torch.Tensor) -> Any:
+        names.append(name)
+        return kernel_for(name, like)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "kernel_for", recorded)
+        yield names
 
 
 @contextmanager

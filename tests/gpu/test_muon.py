@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from training import muon_worker
 
-from gpu.conditions import named, need_kernels, poisoned
+from gpu.conditions import asked_of, named, need_kernels, poisoned
 from sparsellm.training.optimization import muon_passes
 from sparsellm.training.optimization.muon import MuonAndAdamW
 
@@ -21,18 +21,10 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def launched(monkeypatch):
+def launched():
     """Names of the kernels that were asked for; memory is poisoned."""
     need_kernels()
-    names = []
-    kernel_for = muon_passes.kernel_for
-
-    def recorded(name, like):
-        names.append(name)
-        return kernel_for(name, like)
-
-    monkeypatch.setattr(muon_passes, "kernel_for", recorded)
-    with poisoned():
+    with asked_of(muon_passes) as names, poisoned():
         yield names
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from gpu.conditions import named, need_kernels, poisoned
+from gpu.conditions import asked_of, named, need_kernels, poisoned
 from sparsellm.ffn.kernels import transpose
 from sparsellm.ffn.kernels.transpose import mirror_strip, transposed
 
@@ -18,18 +18,10 @@ SHAPES = [(8, 8), (64, 64), (72, 136), (2048, 5632), (5632, 2048), (8, 65536), (
 
 
 @pytest.fixture(autouse=True)
-def kernel(monkeypatch):
+def kernel():
     """What is launched; memory is poisoned."""
     need_kernels()
-    launched = []
-    kernel_for = transpose.kernel_for
-
-    def recorded(name, like):
-        launched.append(name)
-        return kernel_for(name, like)
-
-    monkeypatch.setattr(transpose, "kernel_for", recorded)
-    with poisoned():
+    with asked_of(transpose) as launched, poisoned():
         yield launched
 
 

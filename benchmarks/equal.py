@@ -292,15 +292,9 @@ def _rivals(setting: Setting, every: Sequence[Setting]) -> tuple[Setting | None,
         for other in every
         if other.kind.is_dense and abs(fmean(other.seconds()) / seconds - 1) <= SAME_TIME
     ]
-    wide, narrow = (
-        min(
-            (other for other in alike if (other.kind.narrowing > 1) == narrower),
-            key=Setting.loss,
-            default=None,
-        )
-        for narrower in (False, True)
-    )
-    return wide, narrow
+    alike.sort(key=Setting.loss)
+    wide = next((other for other in alike if other.kind.narrowing <= 1), None)
+    return wide, next((other for other in alike if other.kind.narrowing > 1), None)
 
 
 def _checked(rows: list[list[str]]) -> list[list[str]]:

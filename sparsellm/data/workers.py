@@ -4,16 +4,18 @@ Sequences travel through pipes in parcels: /dev/shm is not used, and the end of 
 a worker was killed.
 """
 
-import inspect
 import os
 import pickle
 import queue
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,6 @@ from sparsellm.data.tokenizer import load_tokenizer
 _GROUP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
 PARCEL_TOKENS = 32_768
 MOST_SEQUENCES = 64
-UNGUARDED = 86  # exit code of a worker that was about to train
 PARCELS_AHEAD = 6  # that a worker keeps ready beside what its pipe holds
 
 
@@ -38,7 +39,8 @@ class Worker:
         self._connection, theirs = context.Pipe(duplex=False)
         self.name = name
         self._process = context.Process(target=_work, args=(job, theirs), daemon=True)
-        self._process.start()
+        with _main_hidden():
+            self._process.start()
         theirs.close()
         self.pid: int = self._process.pid
         self._parcel: list[TrainingSequence] = []
@@ -71,11 +73,6 @@ class Worker:
         cause = f"ended with exit code {code}"
         if code is not None and code < 0:
             cause = f"was killed by {signal.Signals(-code).name}"
-        if code == UNGUARDED:
-            cause = (
-                "called sparsellm.train itself: a worker imports the script that starts it; "
-                'put the call under if __name__ == "__main__":'
-            )
         advice = (
             "; the system kills processes when memory runs out: lower data.num_workers"
             if code == -signal.SIGKILL
@@ -178,13 +175,19 @@ def worker_context() -> Any:
     return context
 
 
-def leave_if_main_is_imported() -> None:
-    """Ends a worker whose import of the main script calls the function that started it."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "__mp_main__":
-            os._exit(UNGUARDED)
-        frame = frame.f_back
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """A process that is started here does not import the main script.
+
+    It needs nothing of it. A script that trains without a guard would train in its workers too, and
+    one that Python reads from stdin could not be imported.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def begin_worker() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from sparsellm.data.workers import leave_if_main_is_imported
 from sparsellm.processes import ranks
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import Recipe
@@ -30,15 +29,12 @@ def train(
     ```python
     import sparsellm
 
-    if __name__ == "__main__":
-        folder = sparsellm.train("debug", {"train.steps": 20})
+    folder = sparsellm.train("debug", {"train.steps": 20})
     ```
 
-    Data workers are processes that import the script that started them. Without the guard, they
-    would make this call themselves; the call then ends them and raises `ChildProcessError` in the
-    script. To use several GPUs, run ``accelerate launch script.py``, which trains one run. The call
-    prints the same progress as the command, without its first lines, and generates no sample of
-    text at the end. A signal to stop saves a checkpoint, and the call returns.
+    To use several GPUs, run ``accelerate launch script.py``, which trains one run. The call prints
+    the same progress as the command, without its first lines, and generates no sample of text at
+    the end. A signal to stop saves a checkpoint, and the call returns.
 
     Args:
         recipe: the name of a bundled recipe, a YAML file, or a `Recipe`.
@@ -57,7 +53,6 @@ def train(
         FloatingPointError: the loss or a gradient became NaN or infinite.
         ChildProcessError: a data worker ended.
     """
-    leave_if_main_is_imported()
     if threading.current_thread() is not threading.main_thread():
         raise ValueError("sparsellm.train must be called in the main thread, which gets signals")
     if resume and (fresh or init_from):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, process_env
 from warm import ranks
 
 import sparsellm
-from sparsellm.recipe import load_recipe
 from sparsellm.runs.telemetry.records import read_metrics
 
 
@@ -93,18 +94,14 @@ def test_what_contradicts_names_the_remedy(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarded", [True, False])
-def test_a_script_without_its_guard_says_so(tmp_path, guarded):
+@pytest.mark.parametrize("source", ["file", "stdin"])
+def test_data_workers_do_not_import_the_script(tmp_path, source):
     words = [*TINY, "runtime.compile=false", "data.num_workers=1", "train.steps=1"]
     overrides = overrides_of(words) | {"logging.run_dir": str(tmp_path / "runs")}
-    call = f"sparsellm.train('debug', {overrides!r})"
-    guard = "if __name__ == '__main__':\n    " if guarded else ""
+    text = f"import sparsellm\nsparsellm.train('debug', {overrides!r})\n"  # without a guard
     script = tmp_path / "script.py"
-    script.write_text(f"import sparsellm\n{guard}{call}\n")
-    done = ranks(1, str(script))
-    assert (done.returncode == 0) == guarded, done.stderr
-    last = done.stderr.strip().splitlines()[-1:]
-    if not guarded:
-        assert 'put the call under if __name__ == "__main__":' in last[0]
-        run_path = load_recipe("debug", [f"{k}={v}" for k, v in overrides.items()]).run_path
-        assert not (run_path / "checkpoints").exists()
+    script.write_text(text)
+    command = [sys.executable, str(script) if source == "file" else "-"]
+    settings = {"env": process_env(), "stdout": subprocess.PIPE, "text": True}
+    done = subprocess.run(command, check=True, input=text, **settings)
+    assert done.stdout.count("done: 1 step") == 1

@@ -96,14 +96,21 @@ def _resolved(
 
 def _as_yaml(key: str, value: Any) -> str:
     """A value on one line."""
-    if isinstance(value, PurePath):
-        value = str(value)
-    elif isinstance(value, np.generic):
-        value = value.item()
     try:
-        return yaml_line(value)
+        return yaml_line(_plain(value))
     except yaml.YAMLError as error:
         raise ValueError(
             f"overrides: {key} is of type {type(value).__name__}; give numbers, text, None, lists "
             "or dictionaries"
         ) from error
+
+
+def _plain(value: Any) -> Any:
+    """A value with paths as text and NumPy's numbers as Python's, in lists and dictionaries too."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -64,6 +64,12 @@ def test_ranks_that_have_trained_say_that_they_train_one_run(tiny_overrides, tmp
     assert "start a script with `accelerate launch` once for each run" in done.stderr
 
 
+def test_lists_and_sections_may_hold_paths_and_numbers_of_numpy(tmp_path):
+    section = {"corpus": "sample", "files": [tmp_path / "none"]}
+    with pytest.raises(FileNotFoundError, match=rf"data.files: {tmp_path}/none does not exist"):
+        sparsellm.train("debug", {"data": section, "train": {"steps": np.int64(1)}})
+
+
 def test_what_contradicts_names_the_remedy(tiny):
     recipe = tiny()
     with pytest.raises(ValueError, match="a Recipe is trained as it is"):

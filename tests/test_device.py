@@ -25,8 +25,17 @@ def test_another_type_is_refused_by_its_name(wrong, tmp_path):
         sparsellm.load(tmp_path, "cpu", wrong)
 
 
-@pytest.mark.parametrize("function", [sparsellm.accelerate, sparsellm.restore])
+@pytest.mark.parametrize(
+    "function", [sparsellm.accelerate, sparsellm.restore, sparsellm.replace_ffns]
+)
 def test_a_path_in_place_of_a_model_is_refused(function):
     message = rf"sparsellm.{function.__name__} takes a model .*, not str: sparsellm.load\(PATH\)"
     with pytest.raises(ValueError, match=message):
         function("runs/debug")
+
+
+def test_something_else_in_place_of_a_model_or_path_is_refused():
+    with pytest.raises(ValueError, match=r"sparsellm.load takes a path .*, not NoneType"):
+        sparsellm.load(None)
+    with pytest.raises(ValueError, match=r"SparsityController takes a model .*, not list"):
+        sparsellm.SparsityController([], None)

@@ -22,6 +22,7 @@ from sparsellm.ffn.inference_path.discover import (
     Projections,
     Unsupported,
     activation_of,
+    check_model,
     class_name,
     find_ffns,
     fused_reason,
@@ -100,9 +101,10 @@ def replace_ffns(
         The FFNs that were replaced, and those that were not, with the reasons.
 
     Raises:
-        ValueError: no module has one of the ``names``; an unknown activation; not two or three
-            projections.
+        ValueError: ``model`` is not a model; no module has one of the ``names``; an unknown
+            activation; not two or three projections.
     """
+    check_model(model, "replace_ffns")
     if activation is not None and activation not in RECTIFIED:
         raise ValueError(f"activation {activation!r} must be {WITH_KERNELS}")
     children = None

@@ -19,6 +19,7 @@ from sparsellm.ffn.inference_path.discover import (
     Formula,
     Unsupported,
     activation_of,
+    check_model,
     check_weights_of,
     find_ffns,
     foreign_ffn,
@@ -125,7 +126,7 @@ def accelerate(
         ValueError: ``model`` is not a model (but a path, for example); a negative threshold; an
             unknown ``kernels``, ``format``, ``token_order`` or ``precision``; a GPU without FP8.
     """
-    _check_model(model, "accelerate")
+    check_model(model, "accelerate")
     if not threshold >= 0:
         raise ValueError(f"threshold {threshold} must not be negative")
     check_choice("token_order", token_order, TokenOrder)
@@ -194,21 +195,13 @@ def accelerate_whole(
     return done
 
 
-def _check_model(model: object, function: str) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"sparsellm.{function} takes a model (a torch.nn.Module), not {type(model).__name__}: "
-            "sparsellm.load(PATH).model, or transformers' from_pretrained, gives one"
-        )
-
-
 def restore(model: nn.Module) -> None:
     """Undoes `accelerate`. Does nothing if the model was not accelerated.
 
     Raises:
         ValueError: ``model`` is not a model.
     """
-    _check_model(model, "restore")
+    check_model(model, "restore")
     for module in model.modules():
         put_back(module)
         linears.put_back(module)

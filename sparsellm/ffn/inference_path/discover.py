@@ -95,6 +95,15 @@ def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
     return parameters["weight"], parameters["bias"]  # type: ignore[return-value]
 
 
+def check_model(model: object, function: str) -> None:
+    """Raises ValueError if a public function was given something else, such as a path."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"sparsellm.{function} takes a model (a torch.nn.Module), not {type(model).__name__}: "
+            "sparsellm.load(PATH).model, or transformers' from_pretrained, gives one"
+        )
+
+
 def find_ffns(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Everything in a model that looks like an FFN, by name, whether it can be served or not."""
     for name, module in model.named_modules():

@@ -203,8 +203,11 @@ def load(
     Raises:
         FileNotFoundError: there is no such model; the message says what was searched for.
         ValueError: the model is damaged or cannot be read; there is no such device or dtype; the
-            GPU does not support FP8.
+            GPU does not support FP8; ``path_or_id`` is neither a path nor text.
     """
+    if not isinstance(path_or_id, str | PathLike):
+        kind = type(path_or_id).__name__
+        raise ValueError(f"sparsellm.load takes a path or a model's name on the Hub, not {kind}")
     path = Path(path_or_id)
     on = pick_device(None if device is None else str(device))
     dtype = pick_dtype(dtype, on)

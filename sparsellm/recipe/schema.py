@@ -150,6 +150,11 @@ class Recipe(StrictModel):
         targets = [("target_nnz", target)]
         targets += [("target_schedule", earlier) for _, earlier in sparsity.target_schedule]
         for key, each in targets:
+            if each < 1:
+                raise ValueError(
+                    f"sparsity.{key} {each:g} must be at least 1: it is a number of neurons, not a "
+                    f"share of the {self.model.intermediate_size}"
+                )
             if each >= self.model.intermediate_size:
                 raise ValueError(
                     f"sparsity.{key} {each:g} must be below model.intermediate_size "

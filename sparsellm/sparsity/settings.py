@@ -29,11 +29,13 @@ class ControllerSettings:
         check_range("dead_window_tokens", self.dead_window_tokens, at_least=1)
         if self.target_nnz is None:
             return
-        check_range("target_nnz", self.target_nnz, at_least=0)
-        if not (self.target_nnz > 0 and self.l1_coefficient > 0):
+        check_range(
+            "target_nnz", self.target_nnz, at_least=1
+        )  # neurons; it may be meant as a share
+        if not self.l1_coefficient > 0:
             raise ValueError(
                 f"target_nnz {self.target_nnz} and l1_coefficient {self.l1_coefficient}: a target "
-                "needs to be above 0, and a λ to start from, such as l1_coefficient=2e-4"
+                "needs a λ to start from, such as l1_coefficient=2e-4"
             )
         _check_target(ffns, self.target_nnz)
 

@@ -321,9 +321,10 @@ def test_a_model_that_does_not_fit_names_the_remedy():
         ("l1_coefficient", "1e-3"),  # as YAML reads it
         ("target_nnz", "30"),
         ("target_nnz", True),
+        ("target_nnz", 0.02),  # a share
         ("warmup_steps", -1),
     ):
-        reason = f"{name} {value!r} must be a number of at least 0, and finite"
+        reason = f"{name} {value!r} must be a number of at least [01], and finite"
         with pytest.raises(ValueError, match=reason):
             SparsityController(Model(), optimizer, **{name: value})
     with pytest.raises(ValueError, match=r"target_nnz 96 must be below the 96 neurons of ffns.0"):

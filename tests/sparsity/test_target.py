@@ -283,6 +283,8 @@ def test_a_first_coefficient_that_silences_the_model_is_reported(train):
         (["sparsity.l1_coefficient=0"], "l1_coefficient to start from"),
         (["sparsity.l1_ramp_steps=3"], "set sparsity.l1_ramp_steps to 0"),
         (["sparsity.target_nnz=64"], "below model.intermediate_size 64"),
+        (["sparsity.target_nnz=0.02"], "0.02 must be at least 1: it is a number of neurons, not a"),
+        (["sparsity.target_schedule=[[0.5, 0.1]]"], "target_schedule 0.1 must be at least 1"),
         (["sparsity.target_nnz=null", "sparsity.target_per_layer=true"], "needs .*target_nnz"),
         (
             ["sparsity.target_nnz=null", "sparsity.target_schedule=[[0.5, 9]]"],

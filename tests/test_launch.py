@@ -195,7 +195,7 @@ def test_a_run_that_keeps_failing_is_started_again_a_few_times(slurm, submit, tm
 @pytest.mark.timeout(600)
 def test_a_run_survives_lost_launchers_and_preemption(slurm, submit, tiny_overrides, tmp_path):
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "train.steps=400"]
-    overrides += ["checkpoint.every_steps=40", "validation.every_steps=0", "name=under-slurm"]
+    overrides += ["checkpoint.every_steps=40", "validation.every_steps=0"]
     accelerate = f'exec {sys.executable} -m accelerate.commands.launch "${{@:2}}"'
     arguments = ["--recipe", "debug", *set_arguments(overrides)]
     job = submit(accelerate, *arguments, PYTHONPATH=str(ROOT), **CHILDREN)
@@ -210,7 +210,7 @@ def test_a_run_survives_lost_launchers_and_preemption(slurm, submit, tiny_overri
             slurm.start_now(job)
         else:
             number = "1" if fault.startswith("second") else "0"
-            for process in processes_with("name=under-slurm"):
+            for process in processes_with(f"logging.run_dir={tmp_path / 'runs'}"):
                 words = process.cmdline()
                 if LAUNCHER in words and words[words.index("--machine_rank") + 1] == number:
                     process.kill()

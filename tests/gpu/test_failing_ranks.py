@@ -32,10 +32,9 @@ MESSAGES = {
 
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_all_ranks_end_with_one_message(tiny_overrides, monkeypatch, kind, config):
+def test_all_ranks_end_with_one_message(tiny_overrides, tmp_path, monkeypatch, kind, config):
     monkeypatch.setenv("SPARSELLM_TEST_PATIENCE", "12")
-    name = f"{kind}-{config.partition('.')[0]}"
-    overrides = [*tiny_overrides, f"name={name}", "train.steps=1000000", "train.micro_batch_size=1"]
+    overrides = [*tiny_overrides, "train.steps=1000000", "train.micro_batch_size=1"]
     overrides += [
         "checkpoint.every_steps=1000000",
         "validation.every_steps=0",
@@ -49,7 +48,7 @@ def test_all_ranks_end_with_one_message(tiny_overrides, monkeypatch, kind, confi
     failed = subprocess.run(
         command, capture_output=True, text=True, check=False, env=process_env(), timeout=240
     )
-    end_time, last = time.time(), _last_record(tiny_overrides, name)
+    end_time, last = time.time(), _last_record(overrides)
     assert failed.returncode == 1, failed.stderr[-3000:]
     # After the last step: 12 s of patience where a rank stalls, and what torchrun gives a frozen
     # process to end by itself, which is 30 s.
@@ -61,9 +60,9 @@ def test_all_ranks_end_with_one_message(tiny_overrides, monkeypatch, kind, confi
         assert stderr.count(MESSAGES[kind]) == 1, stderr
         assert stderr.count("error:") + stderr.count("error (rank") == 1, stderr
     assert stderr.count("Traceback") == (kind == "raise"), stderr
-    assert not processes_with(f"name={name}")
+    assert not processes_with(f"logging.run_dir={tmp_path / 'runs'}")
 
 
-def _last_record(overrides, name) -> float:
-    run_path = load_recipe("debug", [*overrides, f"name={name}"]).run_path
+def _last_record(overrides) -> float:
+    run_path = load_recipe("debug", overrides).run_path
     return (run_path / METRICS_FILE).stat().st_mtime

@@ -23,7 +23,10 @@ SHAPE: dict[str, Any] = {"M": 16_384, "K": 2048, "N": 5632}  # of the FFN in fig
 # Keys of a case that describe its outcome and do not identify it.
 OUTCOMES = ("measured_nnz", "union_64", "path", "l1_coefficient")
 # Keys that a case has only where they differ from the usual. `find` takes them to be absent.
-UNUSUAL = ("arch", "format", "precision", "token_order", "weight_gradients", "vocab_size", "limit")
+UNUSUAL = (
+    "arch", "format", "precision", "token_order", "traces", "weight_gradients", "vocab_size",
+    "limit",
+)  # fmt: skip
 
 
 class _Record(BaseModel):

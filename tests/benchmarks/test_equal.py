@@ -162,6 +162,10 @@ def test_the_headline_is_of_the_longest_sparse_runs():
     narrow = ended("dense-silu-narrow-2816-seed1", 4.09, 99.0, **SIXTEENTH)
     _, _, _, of_narrow, _ = equal.headline([*as_long, *SPARSE, *narrow], shape, 60)
     assert of_narrow == "+0.010 (+0.2%) in 100 s (dense: 99 s)"
+    run = "wide1-target60-longer-muon-gates-fp8-0.002-seed0"
+    older = ended(run, 3.5, 140.0, sweep="frontier-0.5b", **EIGHTH)
+    assert equal.headline([*as_long, *SPARSE, *older], shape, 60)[0] == "26M"
+    assert equal.headline([*DENSE, *older], shape, 60)[0] == "33M"
 
 
 def test_times_are_not_compared_across_gpus_and_tables_without_rows_are_errors():

@@ -381,6 +381,33 @@ def _generation(lines: Sequence[Line]) -> str:
     return markdown_table([*head, "Compiled static cache, bf16", "Eager, bf16"], rows)
 
 
+def _generation_on_a_quiet_host(lines: Sequence[Line]) -> str:
+    rows = []
+    for batch, prompt in ((1, 128), (8, 128), (1, 2048)):
+        case: dict[str, Any] = {"recipe": "2b", "precision": "fp8", "batch": batch}
+        case["prompt"] = prompt
+        static, eager, first, peak = (
+            find(lines, "generation", metric, baseline=baseline, **case)
+            for metric, baseline in (
+                ("tokens_per_second", "static"),
+                ("tokens_per_second", "eager"),
+                ("first_token_ms", "static"),
+                ("peak_MiB", "static"),
+            )
+        )
+        rows.append(
+            [
+                *(str(batch), f"{prompt:,}", f"{static['value']:,.0f}"),
+                *(f"{side['baseline']:,.0f} ({side['ratio']:.1f}×)" for side in (static, eager)),
+                *(f"{first[side]:.3g}" for side in ("value", "baseline")),
+                *(f"{peak[side] / 1024:.3g}" for side in ("value", "baseline")),
+            ]
+        )
+    head = ["Batch", "Prompt", "Tokens/s", "Static cache", "Eager"]
+    head += ["First token, ms", "Static cache", "Peak memory, GiB", "Static cache"]
+    return markdown_table(head, rows)
+
+
 def _arm(ffn: str, target: float, pattern_rate: float | None = None) -> dict[str, Any]:
     """Keys of a sparse arm; without a rate, Muon trains the matrix that decides the pattern."""
     return {"ffn": ffn, "target_percent": target, "pattern_rate": pattern_rate}
@@ -538,6 +565,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "muon": _muon,
     "arena": _arena,
     "generation": _generation,
+    "generation-h200": _generation_on_a_quiet_host,
     "ffn": _ffn,
     "formats": _formats,
     "shapes": _shapes,

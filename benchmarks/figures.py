@@ -46,11 +46,12 @@ _SAME_TIME = (
         "0.5B, sparse", "frontier-0.5b",
         "wide1-target60-longer-muon-gates-slower-fp8-0.00025-*", 1, (50, -8),
     ),
-    _Curve("2B, dense SiLU", "frontier-2b", "dense-silu-muon-fp8-0.0024-*", 0, (0, 14)),
     _Curve(
-        "2B, sparse", "frontier-2b",
-        "wide1-target60-muon-gates-slower-fp8-0.0003-*", 1, (0, -14),
+        "0.5B, half as wide", "fair-0.5b", "dense-silu-narrow-longer-0.000125-*", 3, (-16, -15),
     ),
+    _Curve("2B, dense SiLU", "fair-2b", "dense-silu-0.00015-*", 0, (0, 14)),
+    _Curve("2B, sparse", "fair-2b", "target60-longer-0.0003-*", 1, (32, 11)),
+    _Curve("2B, half as wide", "fair-2b", "dense-silu-narrow-longer-0.00015-*", 3, (0, -14)),
 )  # fmt: skip
 _HALF_LONG = "frontier-0.5b-long"
 _LONG = (
@@ -64,7 +65,7 @@ _LONG = (
 
 
 def _same_time(lines: Sequence[Line]) -> Figure:
-    return _against_time(lines, _SAME_TIME, (3.8, 5.4))
+    return _against_time(lines, _SAME_TIME, (3.7, 5.4))
 
 
 def _long(lines: Sequence[Line]) -> Figure:
@@ -187,7 +188,7 @@ def _speeds(axes: Axes, points: Sequence[Any], name: str, index: int, marker: st
 FIGURES: dict[str, tuple[str, str, Callable[[Sequence[Line]], Figure]]] = {
     "frontier-same-time": (
         "Validation loss against GPU time at the shapes of 0.5b and 2b, dense and sparse FFNs",
-        "Muon, mean of two seeds; NVIDIA H200",
+        "Muon; mean of two seeds for 0.5B, one seed for 2B; NVIDIA H200",
         _same_time,
     ),
     "frontier-long": (

@@ -29,9 +29,8 @@ class ControllerSettings:
         check_range("dead_window_tokens", self.dead_window_tokens, at_least=1)
         if self.target_nnz is None:
             return
-        check_range(
-            "target_nnz", self.target_nnz, at_least=1
-        )  # neurons; it may be meant as a share
+        # In neurons; below 1 it was probably meant as a share of them.
+        check_range("target_nnz", self.target_nnz, at_least=1)
         if not self.l1_coefficient > 0:
             raise ValueError(
                 f"target_nnz {self.target_nnz} and l1_coefficient {self.l1_coefficient}: a target "

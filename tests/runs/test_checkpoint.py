@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import shutil
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -51,7 +50,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert checkpoint.data_states(path) == [{"cursor": 7}]
     assert (path / "recipe.yaml").read_text() == "name: r7\n"
     assert loaded.trainer == {"step": 7, "world_size": 1, "format": checkpoint.FORMAT}
-    assert checkpoint.read_stats(path).keys() == _snapshot(7).stats.keys()
+    assert checkpoint.read_stats(path)["silent"].tolist() == [2**40 + 7]
     assert torch.equal(checkpoint.read_kind(path, "model")["w"], torch.full((8,), 7.0))
     assert torch.equal(checkpoint.read_kind(path, "optimizer")["exp_avg.w"], torch.full((8,), 7.5))
     assert torch.equal(loaded.rng["cpu"], torch.get_rng_state())
@@ -79,12 +78,6 @@ def test_tensors_may_change_as_soon_as_a_save_has_begun(tmp_path, monkeypatch):
     for kind, tensors in before.items():
         read = read_tensors(path / f"{kind}.safetensors", "")
         assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
-
-
-def test_keeps_the_newest(tmp_path):
-    for step in (1, 2, 3, 10):
-        saver.save(tmp_path, _snapshot(step), keep=2)
-    assert _names(tmp_path) == ["latest", "step_00000003", "step_00000010"]
 
 
 def test_a_copy_beside_them_is_left_alone(tmp_path):
@@ -128,11 +121,12 @@ def test_while_steps_are_skipped_the_checkpoints_from_before_stay(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["/etc", "..", ".", "", "step_0/../..", "n\0", "step_" + 999 * "9"]
+    "name",
+    [b"/etc", b"..", b".", b"", b"step_0/../..", b"n\0", b"step_" + 999 * b"9", b"\xff"],
 )
 def test_a_pointer_that_names_no_checkpoint_is_passed_over(tmp_path, name):
     path = saver.save(tmp_path, _snapshot(1), keep=1)
-    (tmp_path / "latest").write_text(name)
+    (tmp_path / "latest").write_bytes(name)
     assert checkpoint.latest(tmp_path) == path
 
 
@@ -146,18 +140,6 @@ def test_strays_in_a_checkpoint_are_not_read(tmp_path):
     (path / "stats.safetensors").rename(path / "stats-00001-of-00001.safetensors")
     with pytest.raises(FileNotFoundError, match=r"/stats.safetensors is missing"):
         checkpoint.read_kind(path, "stats")
-
-
-def test_an_old_one_that_cannot_be_deleted_is_not_a_failure(tmp_path, monkeypatch, capsys):
-    saver.save(tmp_path, _snapshot(1), keep=1)
-
-    def refused(path, **options):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("shutil.rmtree", refused)
-    path = saver.save(tmp_path, _snapshot(2), keep=1)
-    assert checkpoint.latest(tmp_path) == path
-    assert "warning: an old checkpoint could not be deleted: " in capsys.readouterr().err
 
 
 def test_a_small_file_that_cannot_be_replaced_leaves_nothing(tmp_path):
@@ -244,11 +226,6 @@ def test_the_failure_of_one_rank_is_that_of_all_and_names_it(tmp_path, three_ran
         ):
             writer.wait()
     assert _names(tmp_path) == ["latest", "step_00000001"]
-
-
-def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
-    path = saver.save(tmp_path, _snapshot(1), keep=1)
-    assert {p.suffix for p in path.iterdir()} == {".safetensors", ".json", ".yaml"}
 
 
 def test_saving_the_same_step_again_sets_the_first_aside(tmp_path):
@@ -384,13 +361,6 @@ def test_a_rank_saves_its_shards_and_gets_them_back(tmp_path, process_group):
     for name, whole in state.gather_model(other).items():
         assert torch.equal(whole, full_state[name])
         assert torch.equal(whole, checkpoint.read_kind(path, "model")[name])
-
-
-def test_json_and_tensors_are_plain(tmp_path):
-    path = saver.save(tmp_path, _snapshot(3), keep=1)
-    assert json.loads((path / "trainer.json").read_text())["step"] == 3
-    save_file({}, tmp_path / "empty.safetensors")
-    assert read_tensors(tmp_path / "empty.safetensors", "") == {}
 
 
 def test_links_and_strays_are_neither_counted_nor_deleted_nor_in_the_way(tmp_path, capsys):

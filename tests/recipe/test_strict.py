@@ -7,33 +7,9 @@ import json
 import pytest
 
 from sparsellm.recipe import load_recipe
-from sparsellm.recipe.strict import load_yaml
 from sparsellm.runs.huggingface import hf_folder
 from sparsellm.runs.telemetry.evaluations import read_evaluations
 from sparsellm.runs.telemetry.records import METRICS_FILE, read_metrics
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "found NoneType"),
-        ("- 1\n", "found list"),
-        ("a: [1\n", "not valid YAML"),
-        ("a: " + "[" * 1000 + "]" * 1000, "nested too deeply"),
-        ("a: " + "7" * 5000 + "\n", "not valid YAML: line 1: Exceeds the limit"),
-        ("a: &a [1]\nb: [*a, *a]\n", r"not valid YAML: line 2: aliases .*write the value out"),
-        ("a: &a [*a]\n", "aliases"),
-        ("[1]: 2\n", "not valid YAML: line 1: .*unhashable key"),
-        ("a: 2026-13-01\n", "not valid YAML: line 1: month must be in"),
-        ("\0", "not valid YAML"),
-    ],
-)
-def test_yaml_that_is_not_a_configuration(tmp_path, text, reason):
-    path = tmp_path / "odd.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=reason) as caught:
-        load_yaml(path)
-    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
@@ -45,11 +21,7 @@ def test_numbers_of_a_recipe_are_finite(value):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "not JSON"),
-        ("[1]", "expected an object {…}, found list"),
         ('{\n "step": 1,\n "tokens": \n}\n', "is damaged: not JSON .*, line 4"),
-        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON .*recursion"),
-        ('{"step": ' + "7" * 5000 + "}", "Exceeds the limit"),
         ('{"tokens": 1}', "key 'step' is missing"),
         ('{"step": -1, "tokens": 0}', "key 'step'"),
         ('{"tokens": 1,\n"step": "x"}', "trainer.json, line 2: key 'step': must be a valid int"),

@@ -210,10 +210,6 @@ def test_a_section_states_what_differs_as_in_a_file():
     ("override", "message"),
     [
         ("train.steps=true", r"key 'train.steps': must be a number, not true or false"),
-        (
-            "sparsity={target_nnz: 5, target_schedule: [[0.2, 30], [0.2, 20]]}",
-            r"sparsity.target_schedule: the shares of train.steps \[0.2, 0.2\] must ascend",
-        ),
         ("sparsity.target_nnz=on", r"key 'sparsity.target_nnz': must be a number, not true"),
         ("train.stepss=5", r"unknown key 'train.stepss'; nearest valid key: 'train.steps'"),
         ("l1_coefficient=1e-4", r"nearest valid key: 'sparsity.l1_coefficient'"),

@@ -68,12 +68,6 @@ def test_a_long_warm_up_does_not_take_it_far_beyond(slope, lag):
     assert min(ratio for ratio, _ in history) > 0.6
 
 
-def test_without_it_the_same_coefficient_lands_factors_apart():
-    """The plants of the test above differ that much: what the controller is for."""
-    log_settled = [-slope * off for slope in (0.4, 1.8) for off in (-2.3, 2.3)]
-    assert math.exp(max(log_settled) - min(log_settled)) > 100
-
-
 def test_layers_have_their_own_and_a_dense_phase_has_none():
     config = SparsityConfig(
         target_nnz=30, l1_coefficient=1e-3, l1_zero_steps=5, target_per_layer=True
@@ -226,20 +220,6 @@ def test_what_keeps_it_from_the_target_is_said_once_and_at_the_end(nnz, steps, d
     assert re.search(at_the_end, final) if at_the_end else final is None
 
 
-def test_a_start_that_silenced_the_model_is_the_last_warning_of_a_run_that_did_not_recover():
-    controller = TargetController(SparsityConfig(target_nnz=30, l1_coefficient=0.1), 1)
-    for step in range(20):
-        controller.observe(step, [0.0])
-        controller.new_warning()
-    for step in range(20, 220):  # long after its first steps, and still far off
-        controller.observe(step, [15.0])
-        assert controller.new_warning() is None
-    assert re.search(
-        "^non-zeros are -50% off .*: the initial L1 coefficient silenced",
-        controller.final_warning(),
-    )
-
-
 @pytest.mark.parametrize("raised", [1e-9, 100.0])
 def test_another_coefficient_on_resume_leaves_lambda_where_it_was(raised):
     before = TargetController(SparsityConfig(target_nnz=30, l1_coefficient=8e-4), 2)
@@ -291,7 +271,7 @@ def test_a_first_coefficient_that_silences_the_model_is_reported(train):
             "target_schedule needs sparsity.target_nnz",
         ),
         (["sparsity.target_schedule=[[0.5, 64]]"], "target_schedule 64 must be below .* 64"),
-        (["sparsity.target_schedule=[[0.5, 9], [0.5, 8]]"], r"\[0.5, 0.5\] must ascend"),
+        (["sparsity.target_schedule=[[0.5, 9], [0.5, 8]]"], r"shares .* \[0.5, 0.5\] must ascend"),
         (["sparsity.target_schedule=[[1.0, 9]]"], "less than 1"),
         (["sparsity.target_schedule=[[0.5, 0]]"], "greater than 0"),
     ],

@@ -14,8 +14,7 @@ from transformers import DynamicCache
 
 import sparsellm
 from sparsellm.decoding import decoder, token_kernels, token_math
-from sparsellm.decoding.decoder import why_no_step
-from sparsellm.decoding.sample import Sequences, use_fast_generation
+from sparsellm.decoding.sample import Sequences
 from sparsellm.ffn import token_order
 from sparsellm.ffn.kernels import linear
 
@@ -202,14 +201,3 @@ def test_the_order_of_tokens_is_computed_and_ends_with_the_prompt(monkeypatch):
     Sequences(model, ids, None, LENGTH + 1).prompt_logits()
     assert [order is not None and len(order) for order in orders] == [3 * LENGTH, 3 * LENGTH, False]
     assert prefill.order is None
-
-
-def test_a_model_whose_own_forward_has_hooks_is_left_to_transformers():
-    model = stock_model("Llama 3")
-    use_fast_generation(model)
-    calls = []
-    model.model.register_forward_hook(lambda *_: calls.append(1))
-    assert why_no_step(model) == "model: it has hooks"
-    ids, _ = prompts(model, 1)
-    model.generate(ids, do_sample=False, max_new_tokens=3, pad_token_id=0)
-    assert len(calls) == 3

@@ -551,10 +551,6 @@ def test_without_lm_eval_the_error_says_what_to_install(monkeypatch):
 
 def test_mistakes_at_the_command_line_are_one_line(cli_here, tmp_path, tiny_overrides, monkeypatch):
     arguments = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
-    missing = set_arguments(["evaluation.every_steps=1", f"evaluation.data_dir={tmp_path}"])
-    early = cli_here(*arguments, *missing)
-    assert "test.jsonl is missing" in early.stderr
-    assert "step 1/4" not in early.stdout
     assert cli_here(*arguments).returncode == 0
     for module in ("huggingface_hub.constants", "datasets.config"):
         monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", True)  # the hub is out of reach

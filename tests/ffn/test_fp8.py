@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsellm
+from ffn.test_step_shared import begin_step
 from sparsellm.ffn.fp8 import quantise_into, quantised_rows
 from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised, scaled_product
 from sparsellm.ffn.shared_linear import SharedLinear
@@ -154,14 +155,10 @@ def test_a_sparse_ffn_computes_pattern_and_values_of_its_gate_in_fp8(format, gat
 
 
 def test_what_a_step_shares_changes_no_bit():
-    from sparsellm.ffn.step_shared import Fills
-
     module, _ = ffn(gated=True)
     x = matrix(M, K, seed=7)
     alone = sparse_ffn_training(x, module._weights(), 2 * N, fp8=True)[0]
-    fills = Fills()
-    module.begin_step(torch.float32, accumulate=False, fills=fills)
-    fills.fill()
+    begin_step(module, torch.float32, accumulate=False)
     shared = module.compute(x, 2 * N, shared=module.step_shared)[0]
     assert torch.equal(alone, shared)
     assert not torch.equal(alone, sparse_ffn_training(x, module._weights(), 2 * N)[0])

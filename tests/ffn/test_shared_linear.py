@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from ffn.test_step_shared import begin_step
 from sparsellm.ffn.shared_linear import SharedLinear, share_weights, shared_linears
-from sparsellm.ffn.step_shared import Fills
 from sparsellm.ffn.training_path.module import SparseFFN
 
 K, N, ROUNDS = 16, 24, 3
@@ -23,9 +23,7 @@ def _step(linear, compute, dtype, *, shares=True):
     torch.manual_seed(1)
     tensors = []
     if shares:
-        fills = Fills()
-        linear.begin_step(dtype, accumulate=True, fills=fills)
-        fills.fill()
+        begin_step(linear, dtype, accumulate=True)
     for index in range(ROUNDS):
         if index == ROUNDS - 1:
             linear.end_accumulation()
@@ -103,22 +101,16 @@ def test_what_shares():
     frozen.requires_grad_(False)
     half.bfloat16()
     for linear in (frozen, half):
-        fills = Fills()
-        linear.begin_step(torch.bfloat16, accumulate=True, fills=fills)
-        fills.fill()
+        begin_step(linear, torch.bfloat16, accumulate=True)
         assert linear.ready is linear.sum_NK is None
         x = torch.randn(2, K, dtype=linear.weight.dtype)
         assert torch.equal(linear(x), nn.functional.linear(x, linear.weight))
-    fills = Fills()  # a step of one micro-batch
-    alone.begin_step(torch.bfloat16, accumulate=False, fills=fills)
-    fills.fill()
+    begin_step(alone, torch.bfloat16, accumulate=False)  # a step of one micro-batch
     assert alone.sum_NK is None
     assert torch.equal(alone.ready[0], alone.weight.bfloat16())
     sparse = SparseFFN(K, N, gated=True, kernels="sparse")
     share_weights(sparse)
-    fills = Fills()  # its kernels share in their own way
-    sparse.begin_step(torch.bfloat16, accumulate=True, fills=fills)
-    fills.fill()
+    begin_step(sparse, torch.bfloat16, accumulate=True)  # its kernels share in their own way
     assert all(linear.ready is None for linear in shared_linears(sparse))
 
 

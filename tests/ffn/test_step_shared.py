@@ -23,6 +23,13 @@ K, N, TOKENS, ROUNDS = 16, 24, 130, 3
 CAPACITY = 3 * N
 
 
+def begin_step(part, dtype, *, accumulate):
+    """Prepares what an FFN's or a linear layer's micro-batches share."""
+    fills = Fills()
+    part.begin_step(dtype, accumulate=accumulate, fills=fills)
+    fills.fill()
+
+
 both_paths = pytest.mark.parametrize("kernels", ["sparse", "dense"])
 
 
@@ -51,9 +58,7 @@ def _step(ffn, compute, *, shares):
     """The gradients of x, and of the weights after a step of several micro-batches."""
     of_x = []
     if shares:
-        fills = Fills()
-        ffn.begin_step(torch.float32, accumulate=True, fills=fills)
-        fills.fill()
+        begin_step(ffn, torch.float32, accumulate=True)
     for index, (x, dy) in enumerate(_batches()):
         if shares and index == ROUNDS - 1:
             assert len(_sums(ffn)) == len(list(ffn.parameters()))
@@ -106,9 +111,7 @@ def test_gradients_are_those_of_autograd(kernels, gated, views):
 def test_compiled_graphs_never_see_two_sums_in_one_storage(kernels):
     ffn = _ffn(True, kernels)
     _views_of_one_storage(ffn)
-    fills = Fills()
-    ffn.begin_step(torch.float32, accumulate=True, fills=fills)
-    fills.fill()
+    begin_step(ffn, torch.float32, accumulate=True)
     sums = _sums(ffn)
     assert all(t.untyped_storage().nbytes() == t.nbytes for t in sums)
     assert sums[1].data_ptr() == ffn.up_proj.weight.grad.data_ptr()
@@ -132,9 +135,7 @@ def test_ddp_may_lay_out_its_buckets_anew_within_a_step(kernels):
     ddp = DistributedDataParallel(_OneFFN(ffn), gradient_as_bucket_view=True, bucket_cap_mb=1)
     for _ in range(3):
         before = [p.grad.data_ptr() for p in ffn.parameters() if p.grad is not None]
-        fills = Fills()
-        ffn.begin_step(torch.float32, accumulate=True, fills=fills)
-        fills.fill()
+        begin_step(ffn, torch.float32, accumulate=True)
         for index, (x, dy) in enumerate(_batches()):
             last = index == ROUNDS - 1
             if last:
@@ -178,22 +179,16 @@ def test_compiled():
 
 def test_a_dense_layer_shares_only_where_asked_and_one_micro_batch_no_sums():
     ffn = SparseFFN(K, N, gated=True, kernels="dense")
-    fills = Fills()
-    ffn.begin_step(torch.bfloat16, accumulate=True, fills=fills)
-    fills.fill()
+    begin_step(ffn, torch.bfloat16, accumulate=True)
     assert ffn.step_shared is None
     assert not shared_linears(ffn)
     ffn.end_accumulation()
     ffn = _ffn(True)
-    fills = Fills()
-    ffn.begin_step(torch.bfloat16, accumulate=False, fills=fills)
-    fills.fill()
+    begin_step(ffn, torch.bfloat16, accumulate=False)
     assert ffn.step_shared.sums is None
     assert {w.dtype for w in ffn.step_shared.weights[:3]} == {torch.bfloat16}
     frozen = _ffn(True).requires_grad_(False)
-    fills = Fills()
-    frozen.begin_step(torch.bfloat16, accumulate=True, fills=fills)
-    fills.fill()
+    begin_step(frozen, torch.bfloat16, accumulate=True)
     assert frozen.step_shared.sums is None
 
 

@@ -76,6 +76,16 @@ class Matrices(GatedMLP):
         return super().forward(x.flip(0) if x.ndim == 2 else x)
 
 
+class NeedsMask(GatedMLP):
+    def forward(self, x, mask):
+        return super().forward(x) * mask
+
+
+class ReturnsTuple(GatedMLP):
+    def forward(self, x):
+        return super().forward(x), None
+
+
 class RescaledLayer(nn.Module):
     """Computes the FFN itself, with a factor between its parts."""
 
@@ -146,8 +156,21 @@ def _cut(_, gate, up):
         (lambda: GatedMLP(lambda *args: 1.01 * relu_gate(*args)), "differs by 1.00%"),
         (lambda: GatedMLP(_leaky), "does not compute"),
         (lambda: GatedMLP(_cut), "does not compute"),
+        (lambda: GatedMLP(lambda act, gate, up: act(up) * gate), r"compute relu\(gate\) \* up"),
+        (lambda: GatedMLP(lambda act, gate, up: act(gate).square() * up), "does not compute"),
+        (lambda: GatedMLP(lambda act, gate, up: act(gate) * up.clamp(-2, 2)), "does not compute"),
+        (
+            lambda: _with(lambda mlp: mlp.down_proj.weight.zero_()),
+            "gives zero for every token",
+        ),
+        (lambda: NeedsMask(relu_gate), "its forward needs further arguments: mask$"),
+        (
+            lambda: ReturnsTuple(relu_gate),
+            r"its forward returns a tuple for tokens of \(2, 6, 32\)$",
+        ),
         (RescaledLayer, "does more than up, activation, down in a row"),
         (ReadsTwice, "its layer's output would change"),
+        (lambda: nn.TransformerEncoderLayer(K, 2, N), "there is no forward to replace"),
     ],
 )
 def test_what_is_something_else_or_could_become_it_is_left_alone(module, reason):

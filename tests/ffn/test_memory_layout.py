@@ -9,14 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
-from transformers import (
-    ArceeConfig,
-    ArceeForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import sparsellm
 from ffn.small_models import small_model
@@ -164,16 +157,7 @@ def test_layers_that_share_their_weights_and_ffns_within_a_layer(model):
     sparsellm.accelerate(model)
     assert num_bytes(model) == before
     assert second.down_proj.weight is first.down_proj.weight
-    config = OPTConfig(
-        vocab_size=128,
-        hidden_size=64,
-        ffn_dim=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        word_embed_proj_dim=64,
-        max_position_embeddings=64,
-    )
-    opt = OPTForCausalLM(config).bfloat16().eval()
+    opt = small_model("OPT", ffn_dim=96, word_embed_proj_dim=64)
     before = num_bytes(opt)
     assert len(sparsellm.accelerate(opt).accelerated) == 2
     with torch.no_grad():
@@ -196,8 +180,7 @@ def test_compiled_code_reads_a_weight_of_any_layout():
 @torch.no_grad()
 def test_fp8_reads_none_of_the_weights_that_go_to_the_cpu(model, gated):
     if not gated:
-        config = ArceeConfig(**{**model.config.to_dict(), "tie_word_embeddings": False})
-        model = ArceeForCausalLM(config).bfloat16().eval()
+        model = small_model("Arcee", tie_word_embeddings=False, initializer_range=0.2)
     state = values(model)
     done = sparsellm.accelerate(model, precision="fp8")
     layers = [f"self_attn.{name}_proj" for name in "qkvo"]

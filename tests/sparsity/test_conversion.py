@@ -12,8 +12,6 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -281,17 +279,7 @@ def test_what_computes_something_else_is_left_alone():
         (lambda: hugging_face("Phi"), "its fc1 has a bias"),
         (lambda: hugging_face("Phi3"), "fused into one matrix"),
         (
-            lambda: OPTForCausalLM(
-                OPTConfig(
-                    vocab_size=64,
-                    hidden_size=32,
-                    word_embed_proj_dim=32,
-                    ffn_dim=48,
-                    num_hidden_layers=1,
-                    num_attention_heads=2,
-                    enable_bias=False,
-                )
-            ),
+            lambda: hugging_face("OPT", word_embed_proj_dim=32, ffn_dim=48, enable_bias=False),
             "there is no FFN to replace",
         ),
         (

@@ -412,11 +412,12 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(exported, comma
     assert "config.json is not a folder); name another folder:" in line
 
 
-def test_a_failed_export_leaves_nothing(trained, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+def _full(*_):
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sparsellm.export.save_export.write_tokenizer", full)
+
+def test_a_failed_export_leaves_nothing(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("sparsellm.export.save_export.write_tokenizer", _full)
     before = _files(tmp_path)
     with pytest.raises(CheckpointError, match=r"out was not written: .*No space left"):
         export(trained, tmp_path / "out")
@@ -424,10 +425,7 @@ def test_a_failed_export_leaves_nothing(trained, tmp_path, monkeypatch):
 
 
 def test_a_failed_import_leaves_nothing(exported, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("sparsellm.runs.saver._write_files", full)
+    monkeypatch.setattr("sparsellm.runs.saver._write_files", _full)
     with pytest.raises(CheckpointError, match=r"was not written: .*No space left"):
         import_export(exported, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -562,9 +560,8 @@ def test_training_starts_from_it_at_step_0(tiny, trained, exported, tmp_path):
 
 
 def test_init_from_is_for_the_first_start_alone(tiny, exported, capsys):
-    train_recipe(
-        tiny("train.steps=2"), init_from=exported
-    )  # the run of `trained`: it has a checkpoint
+    # The run of `trained`: it has a checkpoint.
+    train_recipe(tiny("train.steps=2"), init_from=exported)
     assert "resuming from" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"exported: .* has shape .* train a recipe of the same"):
         train_recipe(tiny("name=other", "model.intermediate_size=96"), init_from=exported)
@@ -616,9 +613,8 @@ def test_another_activation_on_the_same_weights_is_said(tiny, exported, capsys, 
     assert f"weights of {exported}; the optimizer and the data begin at step 0" in out
     assert "changed since the checkpoint: ffn.activation relu → silu" in out
     assert "changed since the checkpoint: name" not in out
-    train_recipe(
-        tiny("name=silu", "train.steps=4", "ffn.activation=silu")
-    )  # resumed: it still knows
+    # Resumed: it still knows.
+    train_recipe(tiny("name=silu", "train.steps=4", "ffn.activation=silu"))
     path = find_checkpoint(tmp_path / "runs" / "silu")
     origin = load_pretrained(path).trainer["init_from"]
     assert origin == {
@@ -791,25 +787,6 @@ def test_another_tokenizer(exported, gpt2_cache, tmp_path, capsys):
     line = _error(capsys, "import", exported, tmp_path / "run")
     assert "tokenizer.json (50,257 ids" in line
     assert "is not the recipe's tokenizer 'bytes'" in line
-
-
-def test_the_commands(tiny_overrides, tmp_path, capsys):
-    run_path = load_recipe("debug", tiny_overrides).run_path
-    recipe = ["--recipe", "debug", *set_arguments(tiny_overrides)]
-    out, back = str(tmp_path / "out"), str(tmp_path / "back")
-    for arguments in (
-        ["train", *recipe],
-        ["export", str(run_path), out, "--dtype", "fp32"],
-        ["import", out, back],
-        ["train", *recipe, "--set", "name=further", "--init-from", back],
-        ["export", str(run_path.parent / "further"), str(tmp_path / "further")],
-        ["generate", str(tmp_path / "further"), "--prompt", "import ", "--max-new-tokens", "4"],
-    ):
-        capsys.readouterr()
-        assert main(arguments) == 0, capsys.readouterr().err
-    captured = capsys.readouterr()
-    assert captured.out.startswith("import ")
-    assert "nnz" in captured.err
 
 
 def test_importing_a_folder_with_code_of_its_own_neither_asks_nor_runs_it(

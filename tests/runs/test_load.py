@@ -38,11 +38,6 @@ def test_a_run_a_checkpoint_an_export_and_a_folder_give_the_same(folder, tmp_pat
         assert text.startswith("def x")
 
 
-def test_the_type_of_the_weights_by_its_name(folder):
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        assert sparsellm.load(folder, "cpu", name).model.dtype == dtype
-
-
 @pytest.mark.parametrize("own", [None, [65, 66]])
 def test_ids_that_only_pad_the_embedding_are_not_generated(folder, tmp_path, own):
     """Also where the model's own folder names others that are not to be."""
@@ -94,7 +89,8 @@ def test_the_papers_checkpoints_accelerated(name, tmp_path, monkeypatch):
 
 
 def test_device_type_and_mistakes(folder, tmp_path, monkeypatch):
-    assert sparsellm.load(folder, "cpu", torch.bfloat16).model.dtype == torch.bfloat16
+    for dtype in ("bf16", torch.bfloat16):
+        assert sparsellm.load(folder, "cpu", dtype).model.dtype == torch.bfloat16
     monkeypatch.setattr(loading, "put_kernels_under", lambda _: pytest.fail("on a CPU"))
     sparsellm.load(folder)
     with pytest.raises(ValueError, match="precision fp8 needs a GPU"):

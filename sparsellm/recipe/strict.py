@@ -267,6 +267,9 @@ def _first_word(message: str) -> str:
 
 def _explain(model: type[BaseModel], key: str, item: Any) -> str:
     if item["type"] == "extra_forbidden":
+        if key in all_keys(model):  # with its dot, as `--set` takes it
+            section, _, name = key.rpartition(".")
+            return f"key '{key}': write it as `{name}` within the section `{section}:`"
         return f"unknown key '{key}'{nearest(model, key)}"
     if item["type"] == "missing" and isinstance(item["loc"][-1], str):
         return f"key '{key}' is missing"

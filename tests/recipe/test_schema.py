@@ -341,6 +341,7 @@ def test_a_wrong_item_of_a_list_is_named_with_its_line(tmp_path, schedule, messa
     ("text", "message"),
     [
         ("train:\n  stepz: 3", r", line 3: unknown key 'train.stepz'.*'train.steps'"),
+        ("train.steps: 3", ", line 2: key 'train.steps': write it as `steps` within .* `train:`"),
         ("seed: 1\nseed: 2", r".*line 3.*'seed' occurs twice"),
         ("model:\n  hidden_size: 100", ", line 3: model.hidden_size 100 must be an even multiple"),
         (

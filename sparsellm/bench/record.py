@@ -25,9 +25,8 @@ class Measurement:
     metric: str
     value: float
     unit: str
-    baseline: float | None = (
-        None  # that of the other configuration in the same run, on the same inputs
-    )
+    # That of the other configuration in the same run, on the same inputs.
+    baseline: float | None = None
     ratio: float | None = None  # set by the benchmark, whose docstring says which way round
     # Of a value that was measured over seconds of the same work: its 10th and 90th percentile
     # (p10, p90), and the GPU's watts and sm_mhz meanwhile. Older records were short bursts.

@@ -176,9 +176,8 @@ def validation_batches(
     if len(sequences) < num_sequences and rank == 0:
         logger.warning(_ENDS, corpus.name, len(sequences) * context_length, num_tokens)
     rank_sequences = sequences[rank::world_size]
-    if (
-        not rank_sequences
-    ):  # same shape as on other ranks, since this rank pads to their number of batches
+    if not rank_sequences:
+        # Same shape as on other ranks, since this rank pads to their number of batches.
         yield torch.empty(0, context_length + 1, dtype=torch.int64)
     for first in range(0, len(rank_sequences), micro_batch_size):
         yield torch.from_numpy(np.stack(rank_sequences[first : first + micro_batch_size])).long()

@@ -77,11 +77,9 @@ def model_shape(recipe: Recipe) -> dict[str, object]:
 
 
 def _biased_projections(recipe: Recipe) -> str:
-    return (
-        "qkvo"
-        if recipe.model.huggingface.get("attention_bias")
-        else (recipe.architecture.attention_biases)
-    )
+    if recipe.model.huggingface.get("attention_bias"):
+        return "qkvo"
+    return recipe.architecture.attention_biases
 
 
 def active_parameters(recipe: Recipe, nnz: float) -> int:

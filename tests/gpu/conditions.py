@@ -81,9 +81,8 @@ def may_go_either_way(
     gate_MN: torch.Tensor, threshold: float, element: torch.dtype
 ) -> torch.Tensor:
     """Which gates, exact, meet the threshold or not by the order in which fp32 sums are formed."""
-    slack = (
-        3e-5  # a sum of some thousand products of about 2 in all, each addition cut off at 2^-23
-    )
+    # A sum of some thousand products of about 2 in all, each addition cut off at 2^-23.
+    slack = 3e-5
     above, below = ((gate_MN + sign * slack).to(element) <= threshold for sign in (1, -1))
     return above != below
 

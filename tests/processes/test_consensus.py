@@ -144,8 +144,8 @@ def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkey
     assert identity.file_identities(shards)[0][str(paths[1])] == "No such file or directory"
 
     def gather(everyone):
-        [entry] = everyone
         """The second rank's copy of the first file was written at another time."""
+        [entry] = everyone
         values = entry[1]
         if values.get("files") == consensus.short_hash(times):
             return [entry, ("b", {"files": "other"})]

@@ -1,5 +1,6 @@
-"""Progress messages during long operations."""
+"""What is printed: any text anywhere, and progress messages during long operations."""
 
+import io
 import shutil
 import sys
 import threading
@@ -11,6 +12,13 @@ from functools import partial
 QUIET_SECONDS = 2.0  # an operation that ends earlier is not mentioned
 REPEAT_SECONDS = 15.0
 TICK_SECONDS = 1.0  # on a terminal
+
+
+def allow_any_text() -> None:
+    """Escapes characters that stdout or stderr cannot encode, such as λ, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def on_terminal() -> bool:

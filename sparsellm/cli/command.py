@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import logging
 import os
 import select
@@ -31,7 +30,7 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.report.cli import add_report_parser
 from sparsellm.runs.cli import add_stop_parser
 from sparsellm.sweep.cli import add_sweep_parser
-from sparsellm.waiting import on_terminal, waiting
+from sparsellm.waiting import allow_any_text, on_terminal, waiting
 
 if TYPE_CHECKING:
     from sparsellm.recipe import Recipe
@@ -42,9 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # torch, which is imported later, reads it. Otherwise its idle CPU threads spin: beside other
     # processes on two cores, the debug recipe trains at a quarter of the throughput.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may have no λ or →
-            stream.reconfigure(errors="backslashreplace")
+    allow_any_text()
     # Without a network it would print two lines for each of some twenty retries; an error follows.
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     with _ends_with_its_reader():

@@ -14,6 +14,7 @@ from sparsellm.recipe import Recipe
 from sparsellm.recipe.strict import yaml_line
 from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
 from sparsellm.runs.huggingface.recipe_of import recipe_to_train
+from sparsellm.waiting import allow_any_text
 
 
 def train(
@@ -59,6 +60,7 @@ def train(
         raise ValueError("fresh and init_from start at step 0, and resume does not; give one")
     if overrides is not None and not isinstance(overrides, Mapping):
         raise ValueError(f"overrides {overrides!r}: must be a dictionary such as {{'seed': 1}}")
+    allow_any_text()
     resume, init_from = (None if path is None else Path(path) for path in (resume, init_from))
     recipe = _resolved(recipe, overrides or {}, init_from, fresh=fresh)
     from sparsellm.training.resume.start_checks import check_run

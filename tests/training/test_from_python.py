@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import threading
@@ -111,3 +112,13 @@ def test_data_workers_do_not_import_the_script(tmp_path, source):
     settings = {"env": process_env(), "stdout": subprocess.PIPE, "text": True}
     done = subprocess.run(command, check=True, input=text, **settings)
     assert done.stdout.count("done: 1 step") == 1
+
+
+def test_a_terminal_without_its_characters_does_not_end_a_run(tiny_overrides, monkeypatch):
+    overrides = overrides_of(tiny_overrides) | {"runtime.compile": False, "train.steps": 1}
+    overrides["sparsity.target_nnz"] = 3  # of which the progress is given with a ×
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "ascii"))
+    sparsellm.train("debug", overrides)
+    sys.stdout.flush()
+    assert rb"\xd7 target" in printed.getvalue()

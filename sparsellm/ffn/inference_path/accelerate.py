@@ -60,7 +60,8 @@ class Acceleration:
         return reasons(self.left_alone)
 
     def __str__(self) -> str:
-        waiting = ", which run their own forward until model.eval()" if self.training else ""
+        waits = self.training and self.accelerated
+        waiting = ", which run their own forward until model.eval()" if waits else ""
         fp8_text = f" and {len(self.linears)} linear layers in FP8" if self.linears else ""
         lines = [f"{len(self.accelerated)} FFNs accelerated{fp8_text}{waiting}"]
         lines += [f"left alone: {line}" for line in self.reasons()]

@@ -302,7 +302,7 @@ def test_what_does_not_belong_together_is_refused(texts, tmp_path, gpt2_cache):
         _stream((replace(tokens[0], train=tokens[0].train[1:2]),))
 
 
-def test_inspect_counts(texts, tmp_path, capsys):
+def test_inspect_counts(texts, capsys):
     files, held_out = texts
     command = ["data", "inspect", "local", "--tokenizer", "bytes", "--samples", "1"]
     assert main([*command, "--files", *files, "--validation-files", *held_out]) == 0
@@ -319,10 +319,13 @@ def test_inspect_counts(texts, tmp_path, capsys):
     assert main([*command, "--limit", "10", "--files", *files]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"held out: .*\n.* 0 .the first 10., 10 empty or of the other split", shown)
+
+
+@pytest.mark.usefixtures("gpt2_cache")
+def test_inspect_refuses_tokens_of_another_tokenizer(texts, tmp_path, capsys):
     assert _tokenize(texts, tmp_path / "tokens") == 0
-    command[2] = str(tmp_path / "tokens" / "local.yaml")
-    command[command.index("bytes")] = "gpt2"
-    assert main(command) == 1
+    tokens = str(tmp_path / "tokens" / "local.yaml")
+    assert main(["data", "inspect", tokens, "--tokenizer", "gpt2"]) == 1
     assert "was tokenised by 'bytes' and data.tokenizer is 'gpt2'" in capsys.readouterr().err
 
 

@@ -8,6 +8,8 @@ from sparsellm.ffn.training_path.recorded import Recorded
 from sparsellm.words import listed
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+# What PEFT's `modules_to_save` calls the frozen original of a module whose copy it trains.
+_FROZEN_ORIGINAL = "original_module"
 
 
 def named_ffns(model: nn.Module) -> dict[str, SparseFFN]:
@@ -20,7 +22,7 @@ def named_ffns(model: nn.Module) -> dict[str, SparseFFN]:
     ffns = {
         ".".join(part for part in name.split(".") if part not in _WRAPPERS): module
         for name, module in model.named_modules()
-        if isinstance(module, SparseFFN)
+        if isinstance(module, SparseFFN) and not name.endswith(_FROZEN_ORIGINAL)
     }
     if not ffns:
         raise ValueError(

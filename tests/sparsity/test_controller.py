@@ -491,6 +491,31 @@ def test_adapters_run_dense_since_the_kernels_would_leave_them_out(adapter):
         controlled(model)
 
 
+class TrainedCopy(nn.Module):
+    """A frozen module and the copy that is trained and called, as PEFT's `modules_to_save`."""
+
+    def __init__(self, module) -> None:
+        super().__init__()
+        self.original_module = module
+        self.modules_to_save = nn.ModuleDict({"default": copy.deepcopy(module)})
+        module.requires_grad_(False)
+
+    def forward(self, x):
+        return self.modules_to_save["default"](x)
+
+
+def test_of_an_ffn_with_a_trained_copy_only_the_copy_counts():
+    model, plain = Model(), Model()
+    for i, ffn in enumerate(model.ffns):
+        model.ffns[i] = TrainedCopy(ffn)
+    results = []
+    for each in (model, plain):
+        controller, optimizer = controlled(each)
+        train(each, controller, optimizer, batches(2))
+        results.append(controller.statistics())
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("adapter", [Around, Within])
 def test_an_adapter_that_comes_later_is_not_left_out(adapter):
     model = Model("sparse")

@@ -190,7 +190,8 @@ def generate(
     With ``echo`` it calls ``write`` with the prompt first.
 
     The prompt follows an ``<|endoftext|>``, as every document does in training; that of a model
-    which was not trained here, what its tokenizer puts before a text. Generation ends at
+    which was not trained here, what its tokenizer puts before a text, if anything; special tokens
+    that are spelt in it are then not ordinary text. Generation ends at
     ``<|endoftext|>`` or another token that the model's own folder names, or after
     ``max_new_tokens`` (default: 128, or what is left of the context).
 
@@ -201,8 +202,7 @@ def generate(
 
     model, tokenizer = pretrained.model, pretrained.tokenizer
     sampling = sampling or Sampling()
-    (ids,) = tokenizer.encode_batch([prompt])
-    tokens_1T = torch.tensor([[*pretrained.begin_ids, *ids.tolist()]], device=model.device)
+    tokens_1T = torch.tensor([pretrained.prompt_ids(prompt)], device=model.device)
     context = pretrained.recipe.model.max_position_embeddings
     limit = _limit(tokens_1T.shape[1], max_new_tokens, context)
     if echo:
@@ -317,7 +317,9 @@ class _Streamer:
 def _limit(num_prompt: int, max_new_tokens: int | None, context: int) -> int:
     left = context - num_prompt
     num_new = min(DEFAULT_NEW_TOKENS, left) if max_new_tokens is None else max_new_tokens
-    prompt = f"the prompt has {num_prompt} tokens (including <|endoftext|>) and leaves"
+    prompt = (
+        f"the prompt has {num_prompt} tokens (including what every text begins with) and leaves"
+    )
     if left < 1:
         raise ValueError(f"{prompt} none of the context's {context} tokens; shorten the prompt")
     if not 0 < num_new <= left:

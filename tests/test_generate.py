@@ -11,6 +11,7 @@ import torch
 from conftest import checkpoint_of, save_run
 from runs.hf_models import write_chat_model
 from tokenizers import Tokenizer, models, processors
+from transformers import AutoTokenizer
 
 from sparsellm.cli import main
 from sparsellm.data.held_out import read_in_order
@@ -229,7 +230,7 @@ def test_a_text_begins_as_in_the_models_training(pretrained, tmp_path):
     does; what that puts after a text is no beginning."""
     hf_tokenizer = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "a": 2}, []))
     hf_tokenizer.add_special_tokens(["<s>", "</s>"])
-    templates = {None: [1], "<s> $A": [0], "$A </s>": [1], "<s> <s> $A </s>": [0, 0]}
+    templates = {None: [], "<s> $A": [0], "$A </s>": [], "<s> <s> $A </s>": [0, 0]}
     for number, (template, begin) in enumerate(templates.items()):
         if template:
             hf_tokenizer.post_processor = processors.TemplateProcessing(
@@ -242,9 +243,12 @@ def test_a_text_begins_as_in_the_models_training(pretrained, tmp_path):
         tokenizer = load_tokenizer(f"hf:{folder}")
         assert tokenizer.encode_batch(["aa"])[0].tolist() == [2, 2]
         ours = dataclasses.replace(pretrained, tokenizer=tokenizer)
-        theirs = dataclasses.replace(ours, trainer=ours.trainer | {"step": 0})
+        data = ours.recipe.data.model_copy(update={"tokenizer": tokenizer.name})
+        recipe = ours.recipe.model_copy(update={"data": data})
+        theirs = dataclasses.replace(ours, recipe=recipe, trainer=ours.trainer | {"step": 0})
         for model, ids in ((ours, [1]), (theirs, begin)):
             assert _first_input(model) == [[*ids, 2, 2]]
+        assert theirs.prompt_ids("") == (begin or [1])
 
 
 def test_a_model_from_elsewhere_is_sampled_as_the_options_say(tmp_path):
@@ -267,6 +271,14 @@ def test_a_model_from_elsewhere_is_sampled_as_the_options_say(tmp_path):
         theirs.model.model.norm.weight.zero_()  # all logits are equal: the first id but 0 and 1
     theirs.model.generation_config.suppress_tokens = [0, 1]
     assert _generate(theirs, "In", max_new_tokens=9, sampling=GREEDY)[0] == ""
+
+
+def test_special_tokens_in_a_prompt_are_found_as_the_model_has_learnt_them(tmp_path, pretrained):
+    folder = write_chat_model(tmp_path / "theirs")
+    prompt = "<|im_end|>In<eos>"
+    theirs = load_pretrained(folder)
+    assert theirs.prompt_ids(prompt) == AutoTokenizer.from_pretrained(folder)(prompt).input_ids
+    assert pretrained.prompt_ids("<|endoftext|>") == [256, *b"<|endoftext|>"]  # text in training
 
 
 def _first_input(model):

@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
     identity: str  # changes with the ids that it gives
     vocab_size: int  # unpadded
     eot_id: int
-    begin_ids: list[int]  # what its folder puts before a text, else ``eot_id``
+    begin_ids: list[int]  # what its folder puts before a text; without a folder, ``eot_id``
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         """Ids of each text, without ``eot_id``."""
@@ -214,7 +214,7 @@ class HFTokenizer:
             raise ValueError(f"{path} has no token {self.eot!r}, its end-of-document token")
         self.eot_id = eot_id
         # Llama's has a beginning-of-text token of its own.
-        self.begin_ids = added_ids(self._tokenizer)[0] or [eot_id]
+        self.begin_ids = added_ids(self._tokenizer)[0]
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         try:

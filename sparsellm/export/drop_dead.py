@@ -120,7 +120,7 @@ def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tenso
     num_tokens = 0
     with watch_ffns(model, raise_peak):
         # All texts begin with it, also if those that are measured are one document without it.
-        model.model(torch.tensor([pretrained.begin_ids], device=model.device), use_cache=False)
+        model.model(torch.tensor([pretrained.prompt_ids("")], device=model.device), use_cache=False)
         for batch_BT in batches:
             model.model(batch_BT.to(model.device), use_cache=False)
             num_tokens += batch_BT.numel()

@@ -179,7 +179,7 @@ def test_a_tokenizer_of_the_hub_comes_with_all_that_decides_its_ids(hub, tmp_pat
         return python("-c", _TOKENIZER, "hf:me/letters", **environment | extra)
 
     ids = [*hf_tokenizer.encode("cats ").ids, 0, 1, 2, 3]  # spelt out, it is text
-    expected = f"</s> [{hf_tokenizer.token_to_id('</s>')}] {ids}\n"
+    expected = f"</s> [] {ids}\n"
     for extra in ({}, {"HF_HUB_OFFLINE": "1"}):
         result = load(**extra)
         assert result.stdout == expected, result.stderr

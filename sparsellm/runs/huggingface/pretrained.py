@@ -1,5 +1,6 @@
 """A model for use, trained here or not: `sparsellm.load`, generation, analysis and export."""
 
+import functools
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -56,6 +57,22 @@ class Pretrained:
     def begin_ids(self) -> list[int]:
         """The ids that a text alone begins with, as in the model's training."""
         return [self.tokenizer.eot_id] if self.trained else self.tokenizer.begin_ids
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """The ids of a text that is to be continued, at least one.
+
+        As in training; those of weights from elsewhere as their own tokenizer gives them, which
+        finds special tokens in the text.
+        """
+        if self.trained:
+            ids = self.tokenizer.encode_batch([text])[0].tolist()
+        else:
+            ids = self._prompt_tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*self.begin_ids, *ids] or [self.tokenizer.eot_id]
+
+    @functools.cached_property
+    def _prompt_tokenizer(self) -> HFTokenizer:
+        return self.stock_tokenizer()
 
     @property
     def own_tokenizer(self) -> Path | None:

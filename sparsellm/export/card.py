@@ -236,7 +236,11 @@ def _caveats(pretrained: Pretrained, auto_tokenizer_agrees: bool) -> str:
         lines.append(_OTHER_ACTIVATIONS)
     if not auto_tokenizer_agrees:
         lines.append(_OTHER_TOKENIZER)
-    return "\n".join([*lines, *([_TOKENS] if pretrained.trained else [])])
+    if pretrained.trained:
+        lines.append(_TOKENS)
+        if recipe.padded_vocab_size > pretrained.tokenizer.vocab_size:
+            lines.append(_PADDING)
+    return "\n".join(lines)
 
 
 _UNTRAINED = "## Training\n\nUnknown: sparsellm has not trained these weights."
@@ -274,6 +278,8 @@ Sparsity by a ReLU gate and an L1 loss, as in:
 _TOKENS = """\
 - A literal end-of-document token in a text, such as `<|endoftext|>`, was ordinary text in
   training. Hugging Face's tokenizer makes it the special token;
-  `tokenizer(text, split_special_tokens=True)` treats it as training did.
+  `tokenizer(text, split_special_tokens=True)` treats it as training did."""
+
+_PADDING = """\
 - The embedding is padded beyond the tokenizer's vocabulary; `generation_config.json` suppresses
   those ids."""

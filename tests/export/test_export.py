@@ -348,6 +348,13 @@ def test_the_card_names_the_data(tiny, corpus, datasets):
     assert head.get("language") == (["en"] if datasets else None)
 
 
+@pytest.mark.parametrize(("multiple", "padded"), [(64, True), (1, False)])
+def test_the_card_tells_of_a_padded_embedding(tiny, tmp_path, multiple, padded):
+    export(_checkpoint(tiny(f"model.vocab_multiple={multiple}")), tmp_path / "out", "bf16")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("padded beyond the tokenizer's vocabulary" in card) == padded
+
+
 def test_card_without_a_run_says_so(trained, tmp_path):
     (trained.parent.parent / "metrics.jsonl").unlink(missing_ok=True)
     export(trained, tmp_path / "out")

@@ -63,11 +63,17 @@ def generate(model: HFModel, *arguments: Any, **options: Any) -> Any:
 
     other = any(option(name) is not None and option(name) is not False for name in _OTHER_LOOPS)
     other = other or (option("num_beams") or 1) > 1 or option("use_cache") is False
-    if other or len(arguments) > 2 or why_no_step(model):
+    if other or len(arguments) > 2 or _is_cast(model) or why_no_step(model):
         return generate(model, *arguments, **options)
     # Some versions of transformers do not hand the streamer on to a loop that is not theirs.
     loop = functools.partial(sample, streamer=options.get("streamer"))
     return generate(model, *arguments, custom_generate=loop, **options)
+
+
+def _is_cast(model: HFModel) -> bool:
+    """Whether autocast computes in another type than that of the weights, and of our cache."""
+    device = model.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != model.dtype
 
 
 def sample(

@@ -227,6 +227,17 @@ def test_a_mask_with_holes_is_left_to_transformers(model, steps):
     assert steps == []
 
 
+def test_under_autocast_another_type_than_the_models_is_left_to_transformers(model, steps):
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
+        assert torch.equal(actual, expected)
+        assert not steps
+        model.bfloat16()
+        expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
+    assert torch.equal(actual, expected)
+    assert steps == [3] * 4
+
+
 def test_a_model_that_has_changed_is_left_to_transformers(model, steps):
     layer = model.model.layers[1]
     handle = layer.self_attn.register_forward_hook(lambda *_: None)

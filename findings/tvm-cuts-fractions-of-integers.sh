@@ -2,7 +2,7 @@
 # Question: TVM compiles a model from torch.export that mixes integers or masks with fractions: the share of active
 #   neurons, (hidden > 0).sum() / 8, positions times a frequency, positions * 0.25, token counts + 0.5, a mask times a
 #   weight, and torch.arange(4) / 4. It also has torch.add(x, y, alpha=3). Does it compute what torch computes?
-# Guess: yes, or the import is refused, as it is for positions ** 0.5.
+# Guess: yes, or the import is refused.
 # Seen (apache-tvm 0.27.0.post1, torch 2.13.0, target "llvm"): none of these, and there is no message. The fraction is cut
 #   to the integer type first, and the result is an integer: 3 / 8 is 0, positions * 0.25 is 0, counts + 0.5 adds nothing,
 #   counts == 2.5 is true for 2. A mask times 1.5 stays a mask. alpha is ignored, in torch.sub too (x - y). With x.float()

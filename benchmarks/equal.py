@@ -115,6 +115,13 @@ def settings(
     return [by_key[key] for key in sorted(by_key)]
 
 
+def _of_each_sweep(
+    lines: Sequence[Line], shape: Shape, gpu: str, optimizer: str
+) -> Iterator[list[Setting]]:
+    for sweep in shape.sweeps:
+        yield settings(lines, shape._replace(sweeps=(sweep,)), (gpu,), optimizer)
+
+
 def _finished(lines: Sequence[Line], sweep: str, gpu: str) -> Iterator[tuple[Recipe | None, Run]]:
     """Recorded runs in FP8 that reached the last step of their recipe.
 
@@ -229,8 +236,7 @@ def equal_time(lines: Sequence[Line]) -> list[list[str]]:
     rows = []
     for shape, optimizer, gpu in product(SHAPES, _OPTIMIZERS, GPUS):
         shown = set()
-        for sweep in shape.sweeps:
-            every = settings(lines, shape._replace(sweeps=(sweep,)), (gpu,), optimizer)
+        for every in _of_each_sweep(lines, shape, gpu, optimizer):
             for key, group in groupby(every, lambda setting: (setting.tokens, setting.kind)):
                 sparse = best(list(group))
                 rivals = [rival for rival in _rivals(sparse, every) if rival is not None]
@@ -260,24 +266,22 @@ def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str
     every = settings(lines, shape, GPUS[:1])
     kind = DENSE_SILU._replace(target_nnz=target_nnz, activation=_ACTIVATION_NAMES.index("relu"))
     sparse = _longest(lines, shape, kind)
-    most = sparse.tokens
     alike = [s for s in every if s.kind == DENSE_SILU]
-    dense = best([s for s in alike if s.tokens == most] or alike)
+    dense = best([s for s in alike if s.tokens == sparse.tokens] or alike)
     rivals = _rivals(sparse, every)
     if rivals[0] is None:
         raise ValueError(f"{shape.title}: no dense run is recorded that took about as long")
     per_token = [fmean(setting.seconds()) / setting.tokens for setting in (dense, sparse)]
     return [
-        f"{most / 1e6:.0f}M",
+        f"{sparse.tokens / 1e6:.0f}M",
         f"{per_token[0] / per_token[1]:.2f}×",
         *(_in_time(sparse, rival) for rival in rivals),
-        _difference(sparse, dense) if dense.tokens == most else _NOT_MEASURED,
+        _difference(sparse, dense) if dense.tokens == sparse.tokens else _NOT_MEASURED,
     ]
 
 
 def _longest(lines: Sequence[Line], shape: Shape, kind: Kind) -> Setting:
-    for sweep in shape.sweeps:
-        every = settings(lines, shape._replace(sweeps=(sweep,)), GPUS[:1])
+    for every in _of_each_sweep(lines, shape, GPUS[0], "muon"):
         alike = [setting for setting in every if setting.kind == kind]
         if alike:
             most = max(setting.tokens for setting in alike)

@@ -366,43 +366,32 @@ def _generation(lines: Sequence[Line]) -> str:
         if (recipe, precision, prompt) in missing:
             continue
         case = {"recipe": recipe, "precision": precision, "batch": batch, "prompt": prompt}
-        static, eager = (
-            find(lines, "generation", "tokens_per_second", gpu="H100", baseline=side, **case)
-            for side in ("static", "eager")
-        )
-        rows.append(
-            [
-                *(recipe.upper(), "bf16" if precision == "model" else "FP8"),
-                *(str(batch), f"{prompt:,}", f"{static['value']:,.0f}"),
-                *(f"{side['baseline']:,.0f} ({side['ratio']:.1f}×)" for side in (static, eager)),
-            ]
-        )
+        model = [recipe.upper(), "bf16" if precision == "model" else "FP8"]
+        rows.append([*model, *_generated(lines, "H100", case)])
     head = ["Model", "`sparsellm.load` in", "Batch", "Prompt", "Tokens/s"]
     return markdown_table([*head, "Compiled static cache, bf16", "Eager, bf16"], rows)
+
+
+def _generated(lines: Sequence[Line], gpu: str, case: dict[str, Any]) -> list[str]:
+    """Batch, prompt and tokens per second; the latter also of stock transformers' two ways."""
+    static, eager = (
+        find(lines, "generation", "tokens_per_second", gpu=gpu, baseline=side, **case)
+        for side in ("static", "eager")
+    )
+    return [
+        *(str(case["batch"]), f"{case['prompt']:,}", f"{static['value']:,.0f}"),
+        *(f"{side['baseline']:,.0f} ({side['ratio']:.1f}×)" for side in (static, eager)),
+    ]
 
 
 def _generation_on_a_quiet_host(lines: Sequence[Line]) -> str:
     rows = []
     for batch, prompt in ((1, 128), (8, 128), (1, 2048)):
-        case: dict[str, Any] = {"recipe": "2b", "precision": "fp8", "batch": batch}
-        case["prompt"] = prompt
-        static, eager, first, peak = (
-            find(lines, "generation", metric, baseline=baseline, **case)
-            for metric, baseline in (
-                ("tokens_per_second", "static"),
-                ("tokens_per_second", "eager"),
-                ("first_token_ms", "static"),
-                ("peak_MiB", "static"),
-            )
-        )
-        rows.append(
-            [
-                *(str(batch), f"{prompt:,}", f"{static['value']:,.0f}"),
-                *(f"{side['baseline']:,.0f} ({side['ratio']:.1f}×)" for side in (static, eager)),
-                *(f"{first[side]:.3g}" for side in ("value", "baseline")),
-                *(f"{peak[side] / 1024:.3g}" for side in ("value", "baseline")),
-            ]
-        )
+        case = {"recipe": "2b", "precision": "fp8", "batch": batch, "prompt": prompt}
+        rows.append(_generated(lines, "H200", case))
+        for metric, scale in (("first_token_ms", 1), ("peak_MiB", 1024)):
+            line = find(lines, "generation", metric, gpu="H200", baseline="static", **case)
+            rows[-1] += [f"{line[side] / scale:.3g}" for side in ("value", "baseline")]
     head = ["Batch", "Prompt", "Tokens/s", "Static cache", "Eager"]
     head += ["First token, ms", "Static cache", "Peak memory, GiB", "Static cache"]
     return markdown_table(head, rows)

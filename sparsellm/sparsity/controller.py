@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsellm.ffn.inference_path.discover import check_model
 from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.recorded import Recorded
@@ -73,9 +74,10 @@ class SparsityController:
         process_group: the ranks that train on different tokens; None: all of them.
 
     Raises:
-        ValueError: the model has no `SparseFFN`; there is a target, and an FFN uses SiLU or has no
-            more neurons than the target; an FFN has adapters but always runs sparse; an argument is
-            out of range; ``optimizer`` is not an optimizer; ``embedding`` is not an embedding.
+        ValueError: ``model`` is no model, or has no `SparseFFN`; there is a target, and an FFN uses
+            SiLU or has no more neurons than the target; an FFN has adapters but always runs sparse;
+            an argument is out of range; ``optimizer`` is not an optimizer; ``embedding`` is not an
+            embedding.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class SparsityController:
         switch_together: bool = False,
         process_group: Group = None,
     ) -> None:
+        check_model(model, "SparsityController")
         self.ffns = named_ffns(model)
         settings = ControllerSettings(
             target_nnz,

@@ -2,7 +2,6 @@
 
 from torch import nn
 
-from sparsellm.ffn.inference_path.discover import check_model
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.training_path.recorded import Recorded
 from sparsellm.words import listed
@@ -16,9 +15,8 @@ def named_ffns(model: nn.Module) -> dict[str, SparseFFN]:
     """The FFNs by their names in the model as it was before it was wrapped.
 
     Raises:
-        ValueError: there are none, or ``model`` is not a model.
+        ValueError: there are none.
     """
-    check_model(model, "SparsityController")
     ffns = {
         ".".join(part for part in name.split(".") if part not in _WRAPPERS): module
         for name, module in model.named_modules()

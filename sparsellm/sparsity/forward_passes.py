@@ -18,9 +18,9 @@ def named_ffns(model: nn.Module) -> dict[str, SparseFFN]:
         ValueError: there are none.
     """
     ffns = {
-        ".".join(part for part in name.split(".") if part not in _WRAPPERS): module
-        for name, module in model.named_modules()
-        if isinstance(module, SparseFFN) and not name.endswith(_FROZEN_ORIGINAL)
+        ".".join(part for part in parts if part not in _WRAPPERS): module
+        for parts, module in ((name.split("."), module) for name, module in model.named_modules())
+        if isinstance(module, SparseFFN) and _FROZEN_ORIGINAL not in parts
     }
     if not ffns:
         raise ValueError(

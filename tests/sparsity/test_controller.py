@@ -504,10 +504,11 @@ class TrainedCopy(nn.Module):
         return self.modules_to_save["default"](x)
 
 
-def test_of_an_ffn_with_a_trained_copy_only_the_copy_counts():
+@pytest.mark.parametrize("around", [lambda ffn: ffn, nn.Sequential])
+def test_of_an_ffn_with_a_trained_copy_only_the_copy_counts(around):
     model, plain = Model(), Model()
     for i, ffn in enumerate(model.ffns):
-        model.ffns[i] = TrainedCopy(ffn)
+        model.ffns[i] = TrainedCopy(around(ffn))
     results = []
     for each in (model, plain):
         controller, optimizer = controlled(each)

@@ -50,8 +50,8 @@ _SAME_TIME = (
         "0.5B, half as wide", "fair-0.5b", "dense-silu-narrow-longer-0.000125-*", 3, (-16, -15),
     ),
     _Curve("2B, dense SiLU", "fair-2b", "dense-silu-0.00015-*", 0, (0, 14)),
-    _Curve("2B, sparse", "fair-2b", "target60-longer-0.0003-*", 1, (32, 11)),
-    _Curve("2B, half as wide", "fair-2b", "dense-silu-narrow-longer-0.00015-*", 3, (0, -14)),
+    _Curve("2B, sparse", "fair-2b", "target60-longer-0.0003-*", 1, (18, 14)),
+    _Curve("2B, half as wide", "fair-2b", "dense-silu-narrow-same-time-*", 3, (0, -14)),
 )  # fmt: skip
 _HALF_LONG = "frontier-0.5b-long"
 _LONG = (

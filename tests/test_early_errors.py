@@ -94,6 +94,8 @@ REFUSED = {
     "report full --out text/bad.jsonl": "text/bad.jsonl cannot be written (it exists, and this ",
     "report full --out full": "full cannot be written (it is a folder); name another file: --out",
     "report full": "full is not a run: it has no metrics.jsonl",
+    "report runs/many": "runs/many is not a run: it has no metrics.jsonl; give one of its runs, or "
+    "report the whole sweep: sparsellm report --sweep runs/many",
     "report --sweep full": "has no sweep.json",
     "bench ffn": "bench ffn measures GPU kernels and needs a CUDA device",
     "bench ffn-train": "bench ffn-train measures GPU kernels and needs a CUDA device",
@@ -121,8 +123,9 @@ def _write_checkpoint(run_path):
 def answers(tmp_path_factory):
     """Exit status, standard error and output of each command, with paths seen from `here`."""
     folder = tmp_path_factory.mktemp("here")
-    for name in ("full", "text", "llama", "runs/busy"):
+    for name in ("full", "text", "llama", "runs/busy", "runs/many"):
         (folder / name).mkdir(parents=True)
+    (folder / "runs" / "many" / "sweep.json").write_text("{}")
     (folder / "full" / "file").write_text("")
     config = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 384}
     (folder / "llama" / "config.json").write_text(json.dumps(config))

@@ -17,6 +17,7 @@ from pydantic import BaseModel, NonNegativeInt, RootModel
 
 from sparsellm.recipe.sections import SparsityConfig
 from sparsellm.recipe.strict import parse_json, read_text, validate
+from sparsellm.runs.files import SWEEP_FILE
 
 METRICS_FILE = "metrics.jsonl"
 # Fields that a line lacks if they are empty.
@@ -210,9 +211,10 @@ def read_metrics(run_path: Path, kind: str | None = None) -> list[dict[str, Any]
     """
     path = run_path / METRICS_FILE
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{run_path} is not a run: it has no {METRICS_FILE}; give a folder such as runs/debug"
-        )
+        is_sweep = (run_path / SWEEP_FILE).is_file()
+        sweep = f", or report the whole sweep: sparsellm report --sweep {run_path}"
+        remedy = f"one of its runs{sweep}" if is_sweep else "a folder such as runs/debug"
+        raise FileNotFoundError(f"{run_path} is not a run: it has no {METRICS_FILE}; give {remedy}")
     lines = [record.line() for _, record in read_lines(path) if record is not None]
     return lines if kind is None else of_kind(lines, kind)
 

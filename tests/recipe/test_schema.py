@@ -219,7 +219,7 @@ def test_a_section_states_what_differs_as_in_a_file():
         ("train.micro_batch_size=3", r"global_batch_tokens 8192 must be a multiple"),
         ("model.hidden_size=100", r"=100: model.hidden_size 100 must .* \(RoPE rotates pairs\)$"),
         ("model.huggingface={head_dim: 7}", r"\}: model.huggingface.head_dim 7 .* pairs\)$"),
-        ("ffn.activation=gelu", r"'relu' or 'relu2' or 'silu'"),
+        ("ffn.activation=gelu", r"key 'ffn.activation': must be 'relu' or 'relu2' or .*'silu'"),
         ("train.steps", r"section.key=value"),
         ("name=a/b", r"key 'name'"),
         ("model.huggingface.max_position_embeddings=128", r"length 256 must not exceed .*128"),

@@ -43,7 +43,7 @@ class StepTotals:
 
     reading: StepReading
     l1_by_layer: list[float]  # λ
-    values: dict[str, float | None]  # by the names of `runs.metrics.METRICS`; empty if skipped
+    values: dict[str, float | None]  # by the names of `METRICS`; empty if the step is skipped
     skipped: Skip | None = None  # why the step changed nothing
 
 

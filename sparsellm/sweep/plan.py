@@ -6,6 +6,7 @@ Needs no PyTorch.
 import fnmatch
 import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,6 +169,12 @@ def _planned(
         seeds = sweep.seeds if variant.seeds is None else variant.seeds
         for (group, values), seed in itertools.product(_settings(variant), seeds):
             name = f"{group}-seed{seed}"
+            if not re.match(NAME, name):
+                raise ValueError(
+                    f"{path}: `each` of {variant.name} makes a run {name!r}, which cannot be the "
+                    "name of a folder; write one entry of `runs` for each of these values, with "
+                    "`set`"
+                )
             changes = _assignments(variant.set | values, except_for=overridden)
             place = [f"name={name}", f"seed={seed}", f"logging.run_dir={json.dumps(str(folder))}"]
             try:
@@ -213,7 +220,10 @@ def _settings(variant: Variant) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     try:
-        return f"{float(value):g}" if not isinstance(value, bool) else str(value).lower()
+        number = float(value)
     except (TypeError, ValueError):
         return str(value)
+    return str(int(number)) if number.is_integer() else f"{number:g}"  # no sign, as in 1e+06

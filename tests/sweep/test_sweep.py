@@ -79,6 +79,13 @@ def test_a_plan_is_every_setting_and_seed(sweep_file, tmp_path):
     assert (last.recipe.train.steps, last.recipe.run_path) == (5, plan.folder / last.name)
 
 
+def test_large_numbers_are_whole_in_the_names_of_runs(sweep_file):
+    each = {"sparsity.dead_window_tokens": [1048576, 1048577], "model.rope_theta": ["1e6"]}
+    path = sweep_file(runs=[{"name": "a", "each": each}])
+    names = [run.name for run in load_plan(str(path)).runs]
+    assert names == ["a-1048576-1000000-seed0", "a-1048577-1000000-seed0"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -90,6 +97,10 @@ def test_a_plan_is_every_setting_and_seed(sweep_file, tmp_path):
         (
             {"runs": [{"name": "a"}, {"name": "a", "seeds": [1], "set": {"train.steps": 3}}]},
             "runs of the group a, which are averaged, differ in more than their seed",
+        ),
+        (
+            {"runs": [{"name": "a", "each": {"data.corpus": ["/texts"]}}]},
+            "`each` of a makes a run 'a-/texts-seed0', .* one entry of `runs` for each .* `set`",
         ),
         ({"recipe": "none"}, "recipe 'none': no such file"),
         ({"runs": [{"name": "a", "init_from": "b-seed0"}]}, "no run 'b-seed0' is listed before it"),

@@ -15,11 +15,10 @@ import regex
 from numpy.typing import NDArray
 
 from sparsellm.recipe.vocabulary import (
-    TOKENIZER_FILE,
     check_name,
     hf_end_of_document,
-    hf_file,
     read_tokenizer,
+    tokenizer_file,
     vocab_size,
 )
 
@@ -189,7 +188,7 @@ class HFTokenizer:
     def __init__(self, name: str) -> None:
         import tokenizers
 
-        path = hf_file(name, TOKENIZER_FILE)
+        path = tokenizer_file(name)
         self.name = name
         content = read_tokenizer(path)
         self.vocab_size = vocab_size(name)

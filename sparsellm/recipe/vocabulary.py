@@ -36,7 +36,7 @@ def vocab_size(name: str) -> int:
         FileNotFoundError, ValueError: unknown name, or its files are unavailable.
     """
     if name.startswith(HF_PREFIX):
-        return count_ids(hf_file(name, TOKENIZER_FILE))
+        return count_ids(tokenizer_file(name))
     check_name(name)
     return VOCAB_SIZE[name]
 
@@ -55,23 +55,24 @@ def check_name(name: str) -> str:
     )
 
 
-def hf_file(name: str, file: str) -> Path:
-    """A file of an ``hf:`` tokenizer, from its folder or (cached) from the hub.
+def tokenizer_file(name: str) -> Path:
+    """The ``tokenizer.json`` of an ``hf:`` tokenizer, in its folder or in the hub's cache.
 
     Raises:
         FileNotFoundError: there is no such folder or model, or it has no such file.
         ValueError: the hub cannot be reached, or refuses access.
     """
     path = tokenizer_folder(name)
-    if (path / file).is_file():
-        return path / file
+    file = path / TOKENIZER_FILE
+    if file.is_file():
+        return file
     if path.parts[-2:-1] == ("snapshots",):  # of the hub's cache
         repo = name.removeprefix(HF_PREFIX)
         raise FileNotFoundError(
-            f"data.tokenizer {name}: {repo} has no {file}: it has no fast tokenizer"
+            f"data.tokenizer {name}: {repo} has no {TOKENIZER_FILE}: it has no fast tokenizer"
         )
     raise FileNotFoundError(
-        f"data.tokenizer {name}: {path} has no {file}; `AutoTokenizer.from_pretrained(…)"
+        f"data.tokenizer {name}: {path} has no {TOKENIZER_FILE}; `AutoTokenizer.from_pretrained(…)"
         ".save_pretrained(…)` writes one for any fast tokenizer"
     )
 
@@ -138,7 +139,7 @@ def hf_end_of_document(name: str) -> str:
         if isinstance(token, str):
             return token
     # Some folders name it only by its id.
-    tokenizer_json = read_tokenizer(hf_file(name, TOKENIZER_FILE))
+    tokenizer_json = read_tokenizer(tokenizer_file(name))
     for file in (GENERATION_FILE, CONFIG_FILE):
         ids = _optional(folder / file).get("eos_token_id")
         first = ids[0] if isinstance(ids, list) and ids else ids

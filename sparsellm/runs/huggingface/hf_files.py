@@ -17,7 +17,7 @@ from sparsellm.recipe.vocabulary import (
     HF_PREFIX,
     TOKENIZER_FILE,
     TOKENIZER_FILES,
-    hf_file,
+    tokenizer_file,
     tokenizer_folder,
 )
 from sparsellm.runs import checkpoint
@@ -111,7 +111,7 @@ def with_tokenizer_at_hand(recipe: Recipe, run_path: Path | None = None) -> Reci
     if newest is None or not recipe.data.tokenizer.startswith(HF_PREFIX):
         return recipe
     try:
-        hf_file(recipe.data.tokenizer, TOKENIZER_FILE)
+        tokenizer_file(recipe.data.tokenizer)
     except (FileNotFoundError, ValueError):
         return with_own_tokenizer(recipe, newest)
     return recipe

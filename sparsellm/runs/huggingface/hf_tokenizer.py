@@ -41,8 +41,8 @@ from sparsellm.recipe.vocabulary import (
     TOKENIZER_FILE,
     VOCAB_SIZE,
     hf_end_of_document,
-    hf_file,
     read_tokenizer,
+    tokenizer_file,
     tokenizer_folder,
 )
 from sparsellm.runs import manifest
@@ -150,7 +150,7 @@ def added_around(name: str) -> str:
     ``<s> …``; empty if it adds nothing."""
     if not name.startswith(HF_PREFIX):
         return ""
-    tokenizer = HFTokenizer.from_file(str(hf_file(name, TOKENIZER_FILE)))
+    tokenizer = HFTokenizer.from_file(str(tokenizer_file(name)))
     before, after = ([str(tokenizer.id_to_token(i)) for i in ids] for ids in added_ids(tokenizer))
     return " ".join([*before, "…", *after]) if before or after else ""
 

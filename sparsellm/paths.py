@@ -44,15 +44,19 @@ def bundled(folder: str) -> Path:
 
 
 def named_file(
-    kind: str, name_or_path: str, folder: Path, names: Collection[str], remedy: str = ""
+    kind: str,
+    name_or_path: str,
+    folder: Path,
+    names: Collection[str] | None = None,
+    remedy: str = "",
 ) -> Path:
     """The YAML file of a path, or of a name in a bundled folder.
 
     Args:
         kind: what it is in errors, such as ``recipe``.
         name_or_path: name or path of the file; a file with that path comes first.
-        folder: has ``<name>.yaml`` for each of ``names``.
-        names: the bundled names, for the error.
+        folder: has ``<name>.yaml`` for each name.
+        names: the bundled names, for the error; None: those of all files in the folder.
         remedy: text for the end of the error.
 
     Raises:
@@ -61,6 +65,7 @@ def named_file(
     for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
         if candidate.is_file():
             return candidate
+    names = names or sorted(path.stem for path in folder.glob("*.yaml"))
     # The name of a path such as recipes/debug.yml, too.
     close = closest(name_or_path, names) or closest(Path(name_or_path).stem, names)
     meant = f"did you mean {close!r}? " if close else ""

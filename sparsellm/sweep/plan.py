@@ -128,9 +128,7 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
         ValueError: an unknown key, values that contradict one another, two runs of one name, or
             different settings under one.
     """
-    folder = bundled("recipes") / "sweeps"
-    names = sorted(path.stem for path in folder.glob("*.yaml"))
-    path = named_file("sweep", name_or_path, folder, names)
+    path = named_file("sweep", name_or_path, bundled("recipes") / "sweeps")
     sweep = validate(Sweep, load_yaml(path), path)
     # Two runs of one name would share a folder.
     named = {"name", "seed", *(key for variant in sweep.runs for key in variant.each)}

@@ -125,10 +125,8 @@ def corpus_path(name_or_path: str) -> Path:
     Raises:
         FileNotFoundError: neither exists; the message lists the bundled names.
     """
-    folder = bundled("data")
-    names = sorted(path.stem for path in folder.glob("*.yaml"))
     remedy = "; to read text of your own: --set 'data.files=[FOLDER]'"
-    return named_file("corpus", name_or_path, folder, names, remedy)
+    return named_file("corpus", name_or_path, bundled("data"), remedy=remedy)
 
 
 def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:

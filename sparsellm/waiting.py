@@ -1,4 +1,4 @@
-"""What is printed: any text anywhere, and progress messages during long operations."""
+"""What is printed: any text anywhere, warnings, and progress messages during long operations."""
 
 import io
 import shutil
@@ -19,6 +19,11 @@ def allow_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def warn(text: str) -> None:
+    """Prints a warning to stderr."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def on_terminal() -> bool:

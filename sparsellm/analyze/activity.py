@@ -20,8 +20,8 @@ from sparsellm.data.text.shards import expand, to_shard
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.recipe import Recipe
-from sparsellm.runs.files import warn
 from sparsellm.runs.huggingface.pretrained import Pretrained
+from sparsellm.waiting import warn
 
 SHOWN_TOKENS = 32  # with the fewest non-zeros, and as many with the most
 # Rarer tokens are excluded from the extremes: the paper's filter is one in 2¹⁴. The minimum is for

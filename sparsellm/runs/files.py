@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,11 +54,6 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def warn(text: str) -> None:
-    """Prints a warning to standard error."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dict[str, Any]]:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparsellm.runs.checkpoint import LATEST, checkpoints_in, step_of
-from sparsellm.runs.files import fsync, warn, write_atomically
+from sparsellm.runs.files import fsync, write_atomically
 from sparsellm.runs.manifest import Manifest, read_manifest, write_manifest
+from sparsellm.waiting import warn
 
 
 def prepare(partial: Path) -> None:

@@ -23,9 +23,10 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.runs import checkpoint, folders
 from sparsellm.runs.checkpoint import CheckpointError, Snapshot
-from sparsellm.runs.files import fsync, warn
+from sparsellm.runs.files import fsync
 from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_pieces
 from sparsellm.runs.tensor_files import Part, file_name, write_parts
+from sparsellm.waiting import warn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Result = TypeVar("Result")

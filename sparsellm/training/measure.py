@@ -12,7 +12,6 @@ from sparsellm.model import HFModel, build_zero_model
 from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, cause_of
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs import state
-from sparsellm.runs.files import warn
 from sparsellm.runs.huggingface.hf_tokenizer import stock_tokenizer
 from sparsellm.runs.telemetry.records import (
     METRICS_FILE,
@@ -23,7 +22,7 @@ from sparsellm.runs.telemetry.records import (
 from sparsellm.sparsity.over_ranks import any_rank
 from sparsellm.training.optimization.schedule import measurements_due
 from sparsellm.training.run import Run
-from sparsellm.waiting import rewrite
+from sparsellm.waiting import rewrite, warn
 
 
 class Measurements:

@@ -19,7 +19,8 @@ from sparsellm.recipe.families import PUBLISHED
 from sparsellm.recipe.strict import read_json, read_model
 from sparsellm.recipe.vocabulary import CONFIG_FILE, TOKENIZER_FILES
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import read_tensors, warn
+from sparsellm.runs.files import read_tensors
+from sparsellm.waiting import warn
 
 if TYPE_CHECKING:
     from torch import Tensor

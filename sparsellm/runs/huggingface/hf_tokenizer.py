@@ -46,7 +46,6 @@ from sparsellm.recipe.vocabulary import (
     tokenizer_folder,
 )
 from sparsellm.runs import manifest
-from sparsellm.runs.files import warn
 from sparsellm.runs.huggingface.hf_config import read_config
 from sparsellm.runs.huggingface.hf_files import files_like, write_files
 from sparsellm.runs.huggingface.hf_folder import (
@@ -56,6 +55,7 @@ from sparsellm.runs.huggingface.hf_folder import (
     is_export,
     is_published,
 )
+from sparsellm.waiting import warn
 
 END_OF_TEXT = "<|endoftext|>"
 

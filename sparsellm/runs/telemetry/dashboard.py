@@ -17,11 +17,12 @@ from pydantic import RootModel
 
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.strict import read_model
-from sparsellm.runs.files import warn, write_atomically
+from sparsellm.runs.files import write_atomically
 from sparsellm.runs.telemetry import records
 from sparsellm.runs.telemetry.evaluations import task_metrics
 from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS, mean
 from sparsellm.runs.telemetry.wandb_file import logged_steps
+from sparsellm.waiting import warn
 
 WANDB_ID_FILE = "wandb_id"
 SENT_FILE = "wandb_sent.json"  # the last step of each kind of record that wandb has

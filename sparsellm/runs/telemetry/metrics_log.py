@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from sparsellm.recipe import Recipe
-from sparsellm.runs.files import warn, write_atomically
+from sparsellm.runs.files import write_atomically
 from sparsellm.runs.telemetry.dashboard import Dashboard
 from sparsellm.runs.telemetry.records import (
     METRICS_FILE,
@@ -20,6 +20,7 @@ from sparsellm.runs.telemetry.records import (
     read_lines,
     stays,
 )
+from sparsellm.waiting import warn
 
 
 class MetricsLog:

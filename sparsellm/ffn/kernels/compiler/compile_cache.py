@@ -10,13 +10,14 @@ import contextlib
 import functools
 import hashlib
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+from sparsellm.waiting import warn
 
 CACHE_VARIABLE = "CUPY_CACHE_DIR"
 # Longer than any kernel takes to compile on a busy node. The holder of a lock may be suspended, so
@@ -57,7 +58,7 @@ def cached(name: str, compile: Callable[[], bytes]) -> Path:
                 try:
                     _write(path, code)
                 except OSError as error:
-                    _warn(f"{path} cannot be written ({error.strerror or error}); not cached")
+                    warn(f"{path} cannot be written ({error.strerror or error}); not cached")
                     return _in_memory(name, code)
     return path
 
@@ -105,7 +106,7 @@ def cache_folder() -> Path | None:
         substitute.mkdir(exist_ok=True)
         os.environ[CACHE_VARIABLE] = str(substitute)
         place = f"in {substitute}"
-    _warn(
+    warn(
         f"compiled kernels are kept {place}: {folder} cannot be written to ({reason}); "
         f"set {CACHE_VARIABLE} to a folder that can"
     )
@@ -129,12 +130,12 @@ def _locked(name: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=WAIT_SECONDS)
     except Timeout:
-        _warn(
+        warn(
             f"process {os.getpid()} has waited {time.monotonic() - began:.0f} s for another one to "
             f"compile {name} (lock {lock.lock_file}), and compiles it itself"
         )
     except OSError as error:
-        _warn(f"{name} is compiled without a lock: {error}")
+        warn(f"{name} is compiled without a lock: {error}")
     try:
         yield
     finally:
@@ -166,7 +167,3 @@ def _why_unusable(folder: Path) -> str | None:
         return error.strerror or str(error)
     except RuntimeError as error:  # there is no home
         return str(error)
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -33,6 +33,7 @@ from sparsellm.bench.patterns import fit_gate
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Configuration, sustained
 from sparsellm.ffn.kernels.compiler.gpu_architecture import FORCED
+from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.training_path.module import SparseFFN
 
@@ -174,12 +175,19 @@ def _mean(values: Sequence[Any]) -> Any:
     return statistics.mean(values)
 
 
-def dense(x_MK: Tensor, w_gate_NK: Tensor | None, w_up_NK: Tensor, w_down_KN: Tensor) -> Tensor:
-    """``(relu(x W_g) * (x W_u)) W_d``, or without a gate ``relu(x W_u) W_d``: (M, K)."""
+def dense(
+    x_MK: Tensor,
+    w_gate_NK: Tensor | None,
+    w_up_NK: Tensor,
+    w_down_KN: Tensor,
+    activation: str = "relu",
+) -> Tensor:
+    """``(act(x W_g) * (x W_u)) W_d``, or without a gate ``act(x W_u) W_d``: (M, K)."""
+    act = activation_function(activation)
     if w_gate_NK is None:
-        h_MN = F.relu(F.linear(x_MK, w_up_NK))
+        h_MN = act(F.linear(x_MK, w_up_NK))
     else:
-        h_MN = F.relu(F.linear(x_MK, w_gate_NK)) * F.linear(x_MK, w_up_NK)
+        h_MN = act(F.linear(x_MK, w_gate_NK)) * F.linear(x_MK, w_up_NK)
     return F.linear(h_MN, w_down_KN)
 
 

@@ -134,7 +134,7 @@ def _of_layers(
     compiled = torch.compile(dense)
     for number, (x_MK, pattern) in enumerate(layer_inputs):
         ffn, accelerated = (models[name].model.layers[number].mlp for name in ("dense", "ours"))
-        arguments = (x_MK, *dense_weights(ffn))
+        arguments = (x_MK, *dense_weights(ffn), ffn.activation)
         yield compare(
             "layer_forward",
             case | {"layer": number} | pattern,

@@ -61,6 +61,17 @@ def test_the_model_is_accelerated_in_the_precision_that_is_asked_for(
     assert (off.value > 0) == (precision == "fp8")
 
 
+@pytest.mark.parametrize("gated", ["true", "false"])
+def test_layers_are_compared_with_their_own_activation(tiny, monkeypatch, gated):
+    path, recipe = trained(
+        tiny("train.steps=1", "ffn.activation=relu2", f"ffn.gated={gated}", "name=squares")
+    )
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    of_layers = measure(path, "--layers")[1:]
+    assert len(of_layers) == recipe.model.num_hidden_layers
+    assert all(layer[-1].value < 0.01 for layer in of_layers)
+
+
 @pytest.mark.usefixtures("few_variants")
 def test_every_block_is_compiled_also_those_of_a_second_checkpoint(deep, shallow, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

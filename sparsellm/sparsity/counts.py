@@ -20,6 +20,22 @@ from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats
 from sparsellm.sparsity.over_ranks import Group, all_reduce_sum
 
 
+class HostCopy:
+    """A copy of numbers to the host: it begins at once, and the host waits only where it reads."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._copy = numbers.to("cpu", non_blocking=True)
+        self._arrived = torch.cuda.Event() if numbers.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def read(self) -> Tensor:
+        """The numbers, once they have arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copy
+
+
 class _Slices(NamedTuple):
     largest_union_L: Tensor  # columns of this rank's micro-batches; not summed over ranks
     num_tokens: Tensor
@@ -102,17 +118,11 @@ class StepCounts:
 
     def send(self) -> None:
         """Begins the copy to the host."""
-        self._copy = self._read.to("cpu", non_blocking=True)
-        self._arrived: torch.cuda.Event | None = None
-        if self._read.is_cuda:
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
+        self._copy = HostCopy(self._read)
 
     def read(self) -> StepNumbers:
         """The numbers that were sent; waits until they have arrived."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        at = _Slices(*self._copy.split(self._sizes))
+        at = _Slices(*self._copy.read().split(self._sizes))
         tokens = int(at.num_tokens)
         return StepNumbers(
             num_tokens=tokens,

@@ -21,7 +21,7 @@ from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS
 from sparsellm.runs.telemetry.metrics import LayerMetric, Metric
 from sparsellm.runs.telemetry.records import KernelStats, StepStats
-from sparsellm.sparsity.counts import nnz_statistics
+from sparsellm.sparsity.counts import HostCopy, nnz_statistics
 from sparsellm.sparsity.over_ranks import all_reduce_sum
 from sparsellm.training.counting.layout import CounterLayout
 from sparsellm.training.objective import LossSums
@@ -176,17 +176,11 @@ class Counters:
         if dead_LN is not None:
             end = self._layout.num_logged
             self._at.dead_L.copy_(dead_LN.sum(1))
-        self._copy = self._buffer[:end].to("cpu", non_blocking=True)
-        self._arrived: torch.cuda.Event | None = None
-        if self._buffer.is_cuda:
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
+        self._copy = HostCopy(self._buffer[:end])
 
     def read(self) -> StepReading:
         """The numbers that were sent. Only here does a step wait for the device."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        layout, copy = self._layout, self._copy.numpy()
+        layout, copy = self._layout, self._copy.read().numpy()
         tokens, num_layers = layout.global_tokens, layout.num_layers
         at = _Slices(*np.split(copy[: layout.num_read], np.cumsum(layout.slices)[:-1]))
         nnz_LP = at.nnz_LP.reshape(num_layers, -1)

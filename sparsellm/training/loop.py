@@ -92,7 +92,7 @@ def train(
                     _move_aside(run, lock)
                 _begin_records(run)
                 finished = _train_steps(run, stop, measurements, missing)
-                _say_saved(run)
+                run.say_saved()
                 reason = stop.received or "signal on another rank"
                 _close_log(run, "finished" if finished else f"stopped ({reason})")
                 _say_end(run, "" if finished else reason, fresh=fresh)
@@ -205,7 +205,7 @@ def _save_and_measure(
     if saves_after(run.recipe, run.step) or (saves and stopped):
         _save(run)
     elif run.saver.finished:
-        _say_saved(run)
+        run.say_saved()
     if not stopped:
         stopped = not measurements.measure(pending)
     if pending or run.saved_step == run.step:  # it may have taken minutes: was there a signal?
@@ -221,14 +221,9 @@ def _save(run: Run) -> None:
     check_finite(run)
     if run.log is not None:
         run.log.sync()
-    _say_saved(run)
+    run.say_saved()
     begin_save(run)
     run.saved_step = run.step
-
-
-def _say_saved(run: Run) -> None:
-    if path := run.saver.wait():
-        run.accelerator.print(f"saved {path}")
 
 
 def _save_what_is_whole(run: Run, error: Exception, before: Bookmark) -> None:
@@ -240,7 +235,7 @@ def _save_what_is_whole(run: Run, error: Exception, before: Bookmark) -> None:
     if isinstance(error, FailedTogether) or run.accelerator.num_processes == 1:
         run.loader.go_back(before)
         _save(run)
-        _say_saved(run)
+        run.say_saved()
 
 
 def _begin_records(run: Run) -> None:

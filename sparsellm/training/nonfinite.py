@@ -99,8 +99,7 @@ def _restart_advice(run: Run) -> str:
     With the weights of that step, the same batch gives the same numbers at any learning rate. Waits
     for the save in progress.
     """
-    if path := run.saver.wait():
-        run.accelerator.print(f"saved {path}")
+    run.say_saved()
     saved, first_bad = checkpoint.checkpoints_in(run.checkpoints), run.step - run.skips.in_a_row
     if not saved:
         return (

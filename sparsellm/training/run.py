@@ -89,6 +89,11 @@ class Run:
         if self.log is not None:
             self.log.write(record)
 
+    def say_saved(self) -> None:
+        """Waits for the save in progress, if there is one, and says where it lies."""
+        if path := self.saver.wait():
+            self.accelerator.print(f"saved {path}")
+
     @cached_property
     def model(self) -> HFModel:
         """The model within the objective: parameters by Hugging Face's names."""

@@ -1,1 +1,1 @@
-"""Analysis of a trained model's activations on real text. May import `runs`, `data`, `ffn`."""
+"""Analysis of a trained model's activations on real text."""

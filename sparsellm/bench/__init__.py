@@ -1,1 +1,1 @@
-"""What `sparsellm bench` measures and records. May import everything but the command line."""
+"""What `sparsellm bench` measures and records."""

@@ -7,5 +7,5 @@ read documents by blocks, network.py from any address. blocks.py keeps the lates
 Then tokenizer.py encodes text, stream.py orders and packs it for one lane, lanes.py numbers the
 sequences of all lanes, workers.py makes them in processes, and loader.py gives them to a rank.
 position.py is the saved state. held_out.py reads validation text; first_look.py tells what a text
-is. Imports only `recipe` and `paths`.
+is.
 """

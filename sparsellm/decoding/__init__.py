@@ -1,4 +1,1 @@
-"""Generation by a step for one token of each sequence, which a GPU replays as a CUDA graph.
-
-It may import `ffn` and `architecture`.
-"""
+"""Generation by a step for one token of each sequence, which a GPU replays as a CUDA graph."""

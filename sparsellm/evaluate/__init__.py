@@ -1,1 +1,1 @@
-"""`sparsellm eval`: lm-eval's tasks and scores. May import `runs`, `data` and `ffn`."""
+"""`sparsellm eval`: lm-eval's tasks and scores."""

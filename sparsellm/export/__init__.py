@@ -1,4 +1,1 @@
-"""Hugging Face folders: written (``sparsellm export``) and read back (``sparsellm import``).
-
-May import `analyze`, `runs`, `data` and `ffn`.
-"""
+"""Hugging Face folders: written (``sparsellm export``) and read back (``sparsellm import``)."""

@@ -2,6 +2,5 @@
 
 reference.py states every operation in plain torch. training_path/ has the module that trains,
 inference_path/ makes finished models fast, kernels/ compiles and launches cuda/. What both paths
-share is here: types, activations, formats, costs, dispatch between sparse and dense. Imports only
-`paths`, never what trains, stores or measures a model.
+share is here: types, activations, formats, costs, dispatch between sparse and dense.
 """

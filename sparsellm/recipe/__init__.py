@@ -1,7 +1,6 @@
 """Everything that a recipe can say: keys, model families, vocabulary sizes, estimates of its cost.
 
-Most folders may import this one. It imports only `paths`, `words` and `ffn.activations`, and needs
-no torch.
+Needs no torch.
 """
 
 from sparsellm.recipe.schema import Recipe, bundled_recipes, load_recipe

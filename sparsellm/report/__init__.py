@@ -1,4 +1,1 @@
-"""One HTML page of runs, made from their folders alone, without wandb or network.
-
-May import `runs`.
-"""
+"""One HTML page of runs, made from their folders alone, without wandb or network."""

@@ -1,4 +1,1 @@
-"""The files of a run: checkpoints, records and Hugging Face folders, written and read here.
-
-May import `data`, `model` and `ffn`; never `training`.
-"""
+"""The files of a run: checkpoints, records and Hugging Face folders, written and read here."""

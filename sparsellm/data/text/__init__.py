@@ -1,4 +1,1 @@
-"""Where text is and how it is read: corpora, their files, formats, held-out documents.
-
-Imports only `recipe`, `paths` and `data.tokenizer`.
-"""
+"""Where text is and how it is read: corpora, their files, formats, held-out documents."""

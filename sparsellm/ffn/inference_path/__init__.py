@@ -1,4 +1,1 @@
-"""FFNs of finished models, made fast: found, checked by formula, replaced.
-
-Imports only other modules of `ffn`.
-"""
+"""FFNs of finished models, made fast: found, checked by formula, replaced."""

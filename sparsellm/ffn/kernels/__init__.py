@@ -1,1 +1,1 @@
-"""Compiles and launches the device code in ``cuda/``; imported by the rest of `ffn` alone."""
+"""Compiles and launches the device code in ``cuda/``."""

@@ -1,4 +1,1 @@
-"""The FFN as it trains: the module, the operators with their gradients, the size of active sets.
-
-Imports only other modules of `ffn`.
-"""
+"""The FFN as it trains: the module, the operators with their gradients, the size of active sets."""

@@ -1,4 +1,1 @@
-"""What a run records: metrics, evaluations, sessions, and their way to wandb.
-
-Imports only other modules of `runs` and `recipe`.
-"""
+"""What a run records: metrics, evaluations, sessions, and their way to wandb."""

@@ -1,4 +1,1 @@
-"""What updates the weights, and at which learning rate.
-
-Imports only `ffn` and `recipe`.
-"""
+"""What updates the weights, and at which learning rate."""

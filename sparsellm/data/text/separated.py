@@ -32,7 +32,7 @@ class SeparatedReader(ShardReader):
     def read(self, block: int) -> _Documents:
         begin, end = (self._next(place * BLOCK_BYTES) for place in (block, block + 1))
         self._file.seek(begin)
-        return _Documents(self._file.read(end - begin), self._separator, self._url, begin)
+        return _Documents(self._file.read(end - begin), self._separator, self._url)
 
     def _next(self, place: int) -> int:
         """Where the first document at or after a place begins; the end of the file if none does."""
@@ -59,8 +59,8 @@ class SeparatedReader(ShardReader):
 
 
 class _Documents(Block):
-    def __init__(self, data: bytes, separator: bytes, url: str, begin: int) -> None:
-        self._data, self._separator, self._url, self._begin = data, separator, url, begin
+    def __init__(self, data: bytes, separator: bytes, url: str) -> None:
+        self._data, self._separator, self._url = data, separator, url
         self.num_bytes = len(data)
 
     @cached_property

@@ -134,8 +134,8 @@ def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
                 "no GPU: runtime.precision: fp8 is emulated, which gives the numbers that a GPU "
                 "would and takes longer than bf16"
             )
-    if short := short_of_memory(recipe, machine, ranks):
-        lines.append(short)
+    if shortage := short_of_memory(recipe, machine, ranks):
+        lines.append(shortage)
     return lines
 
 

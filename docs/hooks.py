@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 
 from sparsellm.cli import make_parser
 from sparsellm.recipe import Recipe
-from sparsellm.recipe.strict import describe_keys
+from sparsellm.recipe.keys import describe_keys
 from sparsellm.runs.telemetry.metrics import LAYER_METRICS, METRICS
 
 ROOT = Path(__file__).resolve().parent.parent

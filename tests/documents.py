@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from sparsellm.cli import make_parser
 from sparsellm.recipe import Recipe, load_recipe
-from sparsellm.recipe.strict import all_keys
+from sparsellm.recipe.keys import all_keys
 
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "cuda/README.md")),

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, process_env
 
 from sparsellm.recipe import Recipe
-from sparsellm.recipe.strict import describe_keys
+from sparsellm.recipe.keys import describe_keys
 from sparsellm.runs.telemetry.metrics import METRICS
 
 

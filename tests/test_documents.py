@@ -24,7 +24,7 @@ from warm import ranks
 
 from sparsellm.cli import make_parser
 from sparsellm.recipe import Recipe
-from sparsellm.recipe.strict import all_keys
+from sparsellm.recipe.keys import all_keys
 
 BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]

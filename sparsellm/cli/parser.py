@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
 def recipe_keys() -> list[str]:
     """The full names of a recipe's keys; imports what reads recipes."""
     from sparsellm.recipe import Recipe
-    from sparsellm.recipe.strict import describe_keys
+    from sparsellm.recipe.keys import describe_keys
 
     return [key.name for key in describe_keys(Recipe)]
 

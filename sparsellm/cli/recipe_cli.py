@@ -10,7 +10,7 @@ from sparsellm.arguments import add_overrides, positive_int
 from sparsellm.cli.parser import recipe_keys
 
 if TYPE_CHECKING:  # pydantic is imported where it is needed: `sparsellm --help` is quick
-    from sparsellm.recipe.strict import Key
+    from sparsellm.recipe.keys import Key
 
 _OWN_SIZE = """\
 Your own recipe is a YAML file that names another recipe as its base, and sets the keys that differ:
@@ -132,7 +132,7 @@ def _show(options: argparse.Namespace) -> None:
 
 def _keys(options: argparse.Namespace) -> None:
     from sparsellm.recipe import Recipe
-    from sparsellm.recipe.strict import describe_keys, nearest
+    from sparsellm.recipe.keys import describe_keys, nearest
 
     keys = describe_keys(Recipe)
     matches = [key for key in keys if f"{key.name}.".startswith(options.prefix)]

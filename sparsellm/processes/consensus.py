@@ -20,7 +20,7 @@ from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.processes.distributed import together
 from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe
-from sparsellm.recipe.strict import flatten
+from sparsellm.recipe.keys import flatten
 from sparsellm.runs import checkpoint
 from sparsellm.runs.history import start_of
 from sparsellm.runs.lock import Presence, RunLock

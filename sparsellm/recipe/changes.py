@@ -1,8 +1,9 @@
 """In which keys two recipes differ, and whether one's weights fit the other's model."""
 
 from sparsellm.recipe.estimate import model_shape
+from sparsellm.recipe.keys import flatten
 from sparsellm.recipe.schema import Recipe
-from sparsellm.recipe.strict import flatten, yaml_line
+from sparsellm.recipe.strict import yaml_line
 
 CHANGED = "changed since the checkpoint: "
 # Keys that decide which function the weights compute.

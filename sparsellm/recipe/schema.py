@@ -20,7 +20,8 @@ from sparsellm.ffn.activations import ACTIVATIONS, WITH_EXACT_ZEROS, WITH_KERNEL
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import sections
 from sparsellm.recipe.families import ARCHITECTURES, Architecture, unread_fields
-from sparsellm.recipe.strict import StrictModel, load_yaml, parse_yaml, section_of, validate
+from sparsellm.recipe.keys import section_of
+from sparsellm.recipe.strict import StrictModel, load_yaml, parse_yaml, validate
 from sparsellm.recipe.vocabulary import vocab_size
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the one in C is ten times as fast

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparsellm.recipe import Recipe
 from sparsellm.recipe.estimate import active_parameters, count_parameters
-from sparsellm.recipe.strict import flatten
+from sparsellm.recipe.keys import flatten
 from sparsellm.report.collect import RunData
 from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
 from sparsellm.runs.telemetry.metrics import duration, mean

@@ -7,7 +7,8 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from sparsellm.recipe import Recipe, load_recipe
-from sparsellm.recipe.strict import flatten, read_model
+from sparsellm.recipe.keys import flatten
+from sparsellm.recipe.strict import read_model
 from sparsellm.report.sweep_runs import SweepFile
 from sparsellm.runs.checkpoint import latest
 from sparsellm.runs.files import RECIPE_FILE, SWEEP_FILE, write_atomically

@@ -17,7 +17,8 @@ from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.changes import check_shapes
-from sparsellm.recipe.strict import StrictModel, load_yaml, parse_yaml, section_of, validate
+from sparsellm.recipe.keys import section_of
+from sparsellm.recipe.strict import StrictModel, load_yaml, parse_yaml, validate
 from sparsellm.runs.huggingface.hf_files import with_tokenizer_at_hand
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

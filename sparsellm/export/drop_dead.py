@@ -71,7 +71,7 @@ def drop_dead_neurons(
     corpora = held_out_corpora(recipe, options.files)
     batches = held_out_tokens(pretrained, corpora, options.tokens, options.micro_batch_size)
     peak_LN, num_tokens = peak_gates(pretrained, batches)
-    remaining_LW = choose_kept(peak_LN)
+    remaining_LW = choose_remaining(peak_LN)
     width = remaining_LW.shape[1]
     narrow, target = _narrow_recipe(recipe, width), recipe.sparsity.target_nnz
     before, after = count_parameters(recipe).total, count_parameters(narrow).total
@@ -127,7 +127,7 @@ def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tenso
     return torch.stack([peaks[layer] for layer in range(len(peaks))]).cpu(), num_tokens
 
 
-def choose_kept(peak_LN: Tensor) -> Tensor:
+def choose_remaining(peak_LN: Tensor) -> Tensor:
     """The neurons that stay, (L, W) int64, ascending in each layer; all of them if W = N.
 
     Those are all active ones, and to fill the common width the silent ones that came closest to

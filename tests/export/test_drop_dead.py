@@ -17,7 +17,7 @@ from sparsellm import accelerate
 from sparsellm.analyze.activity import held_out_tokens
 from sparsellm.cli import main
 from sparsellm.data.text.corpus import load_corpus
-from sparsellm.export.drop_dead import DropDead, choose_kept, drop_dead_neurons
+from sparsellm.export.drop_dead import DropDead, choose_remaining, drop_dead_neurons
 from sparsellm.export.save_export import export, import_export
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
@@ -405,7 +405,7 @@ def test_all_that_fired_stay_and_the_nearest_fill_up(layers, neurons, share, see
     size_LN = torch.randint(1, 9, (layers, neurons), generator=generator).float()
     peak_LN = torch.where(active_LN, size_LN, 1 - size_LN)
     peak_LN[active_LN & (size_LN == 8)] = torch.nan  # overflowed: it is no zero
-    remaining_LW = choose_kept(peak_LN)
+    remaining_LW = choose_remaining(peak_LN)
     width = remaining_LW.shape[1]
     most = int(active_LN.sum(1).max())
     assert width in {neurons, max(-(-most // 128) * 128, 128)}

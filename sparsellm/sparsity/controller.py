@@ -17,8 +17,8 @@ from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.recorded import Recorded
 from sparsellm.sparsity.coefficients import Coefficients
 from sparsellm.sparsity.counts import (
+    NeuronActivity,
     SparsityStatistics,
-    SparsityStats,
     StepCounts,
     StepNumbers,
     nnz_statistics,
@@ -115,7 +115,7 @@ class SparsityController:
         self._unused: list[StepNumbers] = []  # read since kernels were last chosen
         sizes = [ffn.intermediate_size for ffn in self.ffns.values()]
         device = torch.device("cpu")  # until that of the steps is known
-        self._neurons = SparsityStats(len(sizes), max(sizes), dead_window_tokens, device)
+        self._neurons = NeuronActivity(len(sizes), max(sizes), dead_window_tokens, device)
         self._call: Call | None = None  # the last forward pass
         self._kernels = LayerKernels(
             self.ffns, switch_together=switch_together, group=process_group

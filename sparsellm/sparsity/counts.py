@@ -180,7 +180,7 @@ def nnz_statistics(histogram_LC: NDArray[np.integer | np.floating]) -> NnzStatis
     return NnzStatistics(mean_L.tolist(), *percentiles)
 
 
-class SparsityStats:
+class NeuronActivity:
     """How long each neuron has been silent, and how often it was active in the last window.
 
     Args:

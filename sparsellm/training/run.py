@@ -34,7 +34,7 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
 from sparsellm.runs.telemetry.metrics_log import MetricsLog
 from sparsellm.runs.telemetry.records import Parent, Record
-from sparsellm.sparsity.counts import SparsityStats
+from sparsellm.sparsity.counts import NeuronActivity
 from sparsellm.sparsity.target import TargetController
 from sparsellm.training.counting.counters import SkippedSteps, StepReading
 from sparsellm.training.counting.kernel_policy import (
@@ -64,7 +64,7 @@ class Run:
     loader: TokenLoader
     micro_batch: MicroBatch
     validation: dict[str, ValidationSet]  # by corpus; empty where there is no validation
-    stats: SparsityStats
+    stats: NeuronActivity
     saver: Saver
     target: TargetController | None = None
     teacher: Teacher | None = None  # of `train.distillation`
@@ -237,7 +237,7 @@ def build_run(
         loader=loader,
         micro_batch=micro_batch,
         validation=validation,
-        stats=SparsityStats(
+        stats=NeuronActivity(
             recipe.model.num_hidden_layers,
             recipe.model.intermediate_size,
             recipe.sparsity.dead_window_tokens,

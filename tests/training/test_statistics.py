@@ -26,7 +26,7 @@ from sparsellm.runs.telemetry.records import (
     read_lines,
     read_metrics,
 )
-from sparsellm.sparsity.counts import SparsityStats
+from sparsellm.sparsity.counts import NeuronActivity
 from sparsellm.training.counting import counters as counters_module
 from sparsellm.training.counting.counters import Counters, SkippedSteps
 from sparsellm.training.counting.layout import CounterLayout
@@ -70,7 +70,7 @@ def _reading(counters: Counters, dead_LN: torch.Tensor):
     return counters.read()
 
 
-def _feed(stats: SparsityStats, active_LBTN: torch.Tensor, refused: torch.Tensor = TAKEN) -> None:
+def _feed(stats: NeuronActivity, active_LBTN: torch.Tensor, refused: torch.Tensor = TAKEN) -> None:
     stats.advance(_counted(active_LBTN).active_LN, B * T, refused)
 
 
@@ -236,7 +236,7 @@ def test_sums_of_integers_are_exact_where_fp32_is_not():
 
 
 def test_dead_is_silence_for_the_whole_window_and_ends_with_one_activation():
-    stats = SparsityStats(L, N, 2 * B * T, CPU)
+    stats = NeuronActivity(L, N, 2 * B * T, CPU)
     quiet = torch.zeros(L, B, T, N, dtype=torch.bool)
     loud = quiet.clone()
     loud[1, 2, 3, 4] = True
@@ -256,7 +256,7 @@ def test_dead_is_silence_for_the_whole_window_and_ends_with_one_activation():
 
 
 def test_activity_is_that_of_the_last_complete_window():
-    stats = SparsityStats(L, N, 2 * B * T, CPU)
+    stats = NeuronActivity(L, N, 2 * B * T, CPU)
     first, second, third = (_active(seed, 0.2) for seed in range(3))
     for active in (first, second, third):
         _feed(stats, active)
@@ -267,10 +267,10 @@ def test_activity_is_that_of_the_last_complete_window():
 
 
 def test_state_restores_exactly():
-    stats = SparsityStats(L, N, 3 * B * T, CPU)
+    stats = NeuronActivity(L, N, 3 * B * T, CPU)
     for seed in range(4):
         _feed(stats, _active(seed, 0.01))
-    restored = SparsityStats(L, N, 3 * B * T, CPU)
+    restored = NeuronActivity(L, N, 3 * B * T, CPU)
     restored.load_state_dict(stats.state_dict())
     for each in (stats, restored):
         _feed(each, _active(9, 0.01))

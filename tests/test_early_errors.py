@@ -141,8 +141,8 @@ def answers(tmp_path_factory):
         [sys.executable, "-c", _PROGRAM, json.dumps([command.split() for command in REFUSED])],
         capture_output=True, text=True, check=True, cwd=folder, env=environment,
     )  # fmt: skip
-    told = done.stdout.splitlines()[-1].replace(f"{folder}/", "")
-    return dict(zip(REFUSED, json.loads(told), strict=True))
+    printed = done.stdout.splitlines()[-1].replace(f"{folder}/", "")
+    return dict(zip(REFUSED, json.loads(printed), strict=True))
 
 
 @pytest.mark.parametrize("command", REFUSED)

@@ -22,10 +22,12 @@ def wheel(tmp_path_factory):
 def test_wheel_trains_away_from_the_checkout(wheel, tmp_path, tiny_overrides):
     zipfile.ZipFile(wheel).extractall(tmp_path)  # what pip does with a wheel of Python files
 
-    there = {"cwd": tmp_path, "PYTHONPATH": ""}
-    where = python("-c", "import sparsellm.paths as p; print(p.bundled('recipes'))", **there)
+    elsewhere = {"cwd": tmp_path, "PYTHONPATH": ""}
+    where = python("-c", "import sparsellm.paths as p; print(p.bundled('recipes'))", **elsewhere)
     assert where.stdout.strip() == str(tmp_path / "sparsellm" / "_bundled" / "recipes")
-    trained = python("-m", "sparsellm", "train", "debug", *set_arguments(tiny_overrides), **there)
+    trained = python(
+        "-m", "sparsellm", "train", "debug", *set_arguments(tiny_overrides), **elsewhere
+    )
     assert trained.returncode == 0, trained.stderr
     assert "done: 4 steps" in trained.stdout
 

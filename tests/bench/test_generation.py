@@ -58,9 +58,9 @@ def test_a_static_cache_is_as_long_as_the_call_needs(monkeypatch):
     lengths = []
     create = transformers.StaticCache.__init__
 
-    def init(self, *arguments, max_cache_len, **others):
+    def init(self, *arguments, max_cache_len, **further):
         lengths.append(max_cache_len)
-        create(self, *arguments, max_cache_len=max_cache_len, **others)
+        create(self, *arguments, max_cache_len=max_cache_len, **further)
 
     monkeypatch.setattr(transformers.StaticCache, "__init__", init)
     monkeypatch.setattr(generation, "_STATIC", {"cache_implementation": "static"})

@@ -208,10 +208,10 @@ def test_validation_files_replace_what_a_corpus_holds_out(tmp_path, held_out, re
         _parquet(tmp_path / f"{name}.parquet", [f"{name} {i}" for i in range(40)])
     path, train = tmp_path / "own.yaml", [str(tmp_path / f"{name}.parquet") for name in "ab"]
     path.write_text(f"source: files\nfiles: {train}\n{held_out}\n")
-    given = {"validation_files": [str(tmp_path / "held.parquet")]}
-    given |= {"files": train} if replaces_files else {}
-    [corpus] = load_corpora(DataConfig(corpus=str(path), **given))
-    assert [shard.url for shard in corpus.validation] == given["validation_files"]
+    settings = {"validation_files": [str(tmp_path / "held.parquet")]}
+    settings |= {"files": train} if replaces_files else {}
+    [corpus] = load_corpora(DataConfig(corpus=str(path), **settings))
+    assert [shard.url for shard in corpus.validation] == settings["validation_files"]
     assert [shard.url for shard in corpus.train] == train
     assert not any(shard.is_part for shard in (*corpus.train, *corpus.validation))
 

@@ -263,8 +263,8 @@ def test_held_out_text_that_ends_early_is_a_warning(tmp_path, caplog):
     corpus = load_corpus("local", files=files)
     corpus = replace(corpus, validation=corpus.train)
     assert sum(len(_held_out(corpus, 640, rank, 2)[0]) for rank in (0, 1)) == 3
-    said = "ends after 192 of the 640 tokens asked for"
-    assert caplog.text.count(said) == 1  # by one rank
+    warning = "ends after 192 of the 640 tokens asked for"
+    assert caplog.text.count(warning) == 1  # by one rank
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(ValueError, match=r"shorter than one sequence.*data\.validation_files"):
         _held_out(corpus)

@@ -434,9 +434,9 @@ def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, data_dir, tm
         if record.WhichOneof("record_type") == "history":
             items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
             if "evaluation/piqa/acc" in items:
-                own = {k: json.loads(v) for k, v in items.items() if not k.startswith("_")}
-                own.pop("sent/evaluation", None)  # training notes what wandb has
-                scores.append(own)
+                logged = {k: json.loads(v) for k, v in items.items() if not k.startswith("_")}
+                logged.pop("sent/evaluation", None)  # training notes what wandb has
+                scores.append(logged)
         elif record.WhichOneof("record_type") == "run":
             run_ids.add(record.run.run_id)
     assert run_ids == {(run / "wandb_id").read_text()}

@@ -67,9 +67,9 @@ def test_kernels_and_sorting_change_no_l1_and_no_gradient(gated, activation):
         for kernels, is_sorted in (("dense", False), ("sparse", False), ("sparse", True))
     ]
     l1, unions, gradients, _ = results[0]
-    for other_l1, _, others, _ in results[1:]:
+    for other_l1, _, other_gradients, _ in results[1:]:
         assert other_l1 == pytest.approx(l1, rel=1e-2)
-        for one, other in zip(gradients, others, strict=True):
+        for one, other in zip(gradients, other_gradients, strict=True):
             assert (one - other).norm() < 2e-2 * one.norm()
     assert results[1][1] == pytest.approx(unions, rel=1e-2)
     assert all(

@@ -105,8 +105,8 @@ def test_pytorch_takes_what_the_kernels_do_not(launched):
             directions = torch.empty((1, *weight.shape), dtype=BF16, device="cuda")
             muon_passes.advance_momenta([momentum], [gradient], [directions[0]], 0.5, refused)
             muon_passes.add_updates([weight], directions, 0.5, 1.0, refused)
-            for found, value in ((momentum, 0.5), (directions, 0.75), (weight, 1.25)):
-                torch.testing.assert_close(found.float(), torch.full_like(found.float(), value))
+            for tensor, value in ((momentum, 0.5), (directions, 0.75), (weight, 1.25)):
+                torch.testing.assert_close(tensor.float(), torch.full_like(tensor.float(), value))
             assert launched == []
 
 

@@ -38,10 +38,10 @@ def test_a_run_a_checkpoint_an_export_and_a_folder_give_the_same(folder, tmp_pat
         assert text.startswith("def x")
 
 
-@pytest.mark.parametrize("own", [None, [65, 66]])
-def test_ids_that_only_pad_the_embedding_are_not_generated(folder, tmp_path, own):
+@pytest.mark.parametrize("suppressed", [None, [65, 66]])
+def test_ids_that_only_pad_the_embedding_are_not_generated(folder, tmp_path, suppressed):
     """Also where the model's own folder names others that are not to be."""
-    settings = {"eos_token_id": 256, **({"suppress_tokens": own} if own else {})}
+    settings = {"eos_token_id": 256, **({"suppress_tokens": suppressed} if suppressed else {})}
     (folder / "generation_config.json").write_text(json.dumps(settings))
     written, _ = import_export(folder, tmp_path / "run")
     model, _ = sparsellm.load(written)
@@ -49,7 +49,7 @@ def test_ids_that_only_pad_the_embedding_are_not_generated(folder, tmp_path, own
         model.lm_head.weight[257:] *= 1000
     generated = model.generate(torch.tensor([[64]]), max_new_tokens=20, do_sample=True)[0]
     assert generated.max() < 257
-    assert set(own or []) <= set(model.generation_config.suppress_tokens)
+    assert set(suppressed or []) <= set(model.generation_config.suppress_tokens)
 
 
 def test_a_model_of_no_family_of_ours_is_loaded_by_transformers(tmp_path):

@@ -201,7 +201,7 @@ def test_without_its_dashboard_a_run_is_offline_and_sends_each_record_once(
     fake_wandb.reachable = False
     monkeypatch.setattr(  # which may take as long as it likes
         "sparsellm.runs.telemetry.dashboard.start_wandb",
-        lambda *asked: written.wait(60) and fake_wandb.start(*asked),
+        lambda *arguments: written.wait(60) and fake_wandb.start(*arguments),
     )
     log = _log(recipe, 0)
     for step in (1, 2, 3):

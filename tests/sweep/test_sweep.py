@@ -210,8 +210,8 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny"
     # A line of progress, printed only now and then, can name a loss, too.
-    ended = re.findall(r"(\S+): validation loss \d\.\d{4}, \d+\.\d non-zeros, ", done.stdout)
-    assert ended == ["dense-relu-seed0", "l1-0.1-seed0"]
+    summarised = re.findall(r"(\S+): validation loss \d\.\d{4}, \d+\.\d non-zeros, ", done.stdout)
+    assert summarised == ["dense-relu-seed0", "l1-0.1-seed0"]
     assert re.search(
         r"\n +active +validation loss +tokens/s\ndense-relu +\d+\.\d +\d\.\d{4} +", done.stdout
     )

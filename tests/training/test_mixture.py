@@ -46,9 +46,9 @@ def test_a_mixture_is_recorded_by_corpus_and_resumes(train, tmp_path):
     (tmp_path / "both.yaml").write_text(
         f"source: mixture\ncorpora: {{{paths[0]}: 3, {paths[1]}: 1}}\n"
     )
-    both = f"data.corpus={tmp_path / 'both.yaml'}"
+    mixture = f"data.corpus={tmp_path / 'both.yaml'}"
     for steps in (2, 4):
-        trained = train(both, f"train.steps={steps}")
+        trained = train(mixture, f"train.steps={steps}")
     assert "resuming from" in trained.stdout
     assert "| words " in trained.stdout
     counted = [r["corpus_tokens"] for r in trained.records("train")]
@@ -59,7 +59,7 @@ def test_a_mixture_is_recorded_by_corpus_and_resumes(train, tmp_path):
     assert losses.keys() == {"words", "code"}
     assert min(losses.values()) < held_out["loss"] < max(losses.values())
 
-    restarted = train(both, "seed=1", "data.on_mismatch=restart", "train.steps=6")
+    restarted = train(mixture, "seed=1", "data.on_mismatch=restart", "train.steps=6")
     assert "data stream starts over" in restarted.stdout
     counted = [r["corpus_tokens"] for r in restarted.records("train")]
     assert [sum(tokens.values()) for tokens in counted] == [256 * step for step in range(1, 7)]

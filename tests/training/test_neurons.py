@@ -116,8 +116,8 @@ def test_without_the_key_muon_has_one_group_in_the_models_order(tiny):
     model = build_model(recipe, eos_token_id=256)
     optimizer = build_optimizer(model, recipe)
     assert isinstance(optimizer, MuonAndAdamW)
-    muon, *others = optimizer.param_groups
-    assert ["ns_steps" in group for group in (muon, *others)] == [True, False, False, False]
+    muon, *adamw = optimizer.param_groups
+    assert ["ns_steps" in group for group in (muon, *adamw)] == [True, False, False, False]
     in_blocks = [
         parameter
         for name, parameter in model.named_parameters()

@@ -158,9 +158,9 @@ def test_skipped_steps_do_not_push_out_the_last_good_checkpoint(train, nan_at, m
     nan_at(*range(5, 12))
     command = ("train.steps=12", "train.on_nonfinite=skip", f"checkpoint.keep={keep}")
     result = train(*command, status=1)
-    kept = [result.checkpoint(step) for step in (2, 4, 10)][-keep - 1 :]
-    assert checkpoint.checkpoints_in(result.path / "checkpoints") == kept
-    first = kept[0]
+    checkpoints = [result.checkpoint(step) for step in (2, 4, 10)][-keep - 1 :]
+    assert checkpoint.checkpoints_in(result.path / "checkpoints") == checkpoints
+    first = checkpoints[0]
     back = f"--resume {first} --set name=NEW"
     advice = f"No checkpoint has earlier weights than {first}: begin a new run from it ({back})"
     assert (advice if keep == 1 else f"{back}, with a lower") in result.stderr

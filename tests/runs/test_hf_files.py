@@ -122,6 +122,23 @@ def test_training_here_goes_on_with_its_tokens_and_says_what_it_leaves(
     assert load_pretrained(run).begin_ids == [1]
 
 
+def test_training_with_another_tokenizer_leaves_the_token_ids_of_its_model_behind(
+    folder, tiny_overrides, tmp_path
+):
+    """They are other tokens now: the bytes 1 and 2 must not end a text."""
+    overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
+    command = ["train", "debug", *set_arguments([*overrides, "data.tokenizer=bytes"])]
+    run = tmp_path / "runs" / "debug"
+    for steps in (1, 2):  # the second resumes
+        command = [*command, "--set", f"train.steps={steps}"]
+        assert main([*command, "--init-from", str(folder)]) == 0
+        model, tokenizer = sparsellm.load(run)
+        assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 256
+        assert model.generation_config.temperature in (None, 1.0)
+    export(run, tmp_path / "out")
+    assert (tmp_path / "out" / "LICENSE").is_file()
+
+
 def test_a_run_resumes_from_elsewhere_and_without_the_folder_of_its_tokenizer(
     folder, tiny, train, tmp_path, monkeypatch
 ):

@@ -2,8 +2,9 @@
 
 A checkpoint has ``tokenizer/`` if its tokenizer is Hugging Face's or was imported with the weights:
 the tokenizer's files. It has ``source/`` if its weights come from a Hugging Face folder or began
-there: the model's own token ids, its defaults of generation, and its license. So both stay what
-they were, even if that folder changes or is deleted.
+there: the model's own token ids, its defaults of generation, and its license; only the license if
+they were trained with another tokenizer. So both stay what they were, even if that folder changes
+or is deleted.
 """
 
 from collections.abc import Iterable
@@ -47,17 +48,21 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(data)
 
 
-def carried_files(tokenizer: Path | None, source: Path | None) -> dict[str, bytes]:
+def carried_files(
+    tokenizer: Path | None, source: Path | None, *, same_ids: bool = True
+) -> dict[str, bytes]:
     """What a checkpoint has in `TOKENIZER` and `SOURCE`, by its path in the checkpoint.
 
     Args:
         tokenizer: the folder of a tokenizer of Hugging Face's.
         source: the folder of the weights' own settings, see `source_of`.
+        same_ids: whether the tokenizer is that of the weights; else the token ids in their settings
+            are other tokens.
     """
     files: dict[str, bytes] = {}
     for place, folder, patterns in (
         (TOKENIZER, tokenizer, _OF_TOKENIZER),
-        (SOURCE, source, _OF_SOURCE),
+        (SOURCE, source, _OF_SOURCE if same_ids else LICENSE_FILES),
     ):
         if folder is not None:
             files |= {f"{place}/{n}": data for n, data in files_like(folder, patterns).items()}
@@ -71,8 +76,9 @@ def carried_names(path: Path) -> list[str]:
 
 def source_of(path: Path) -> Path | None:
     """The folder with the own settings of the weights of a checkpoint or Hugging Face folder."""
-    folder = path / SOURCE if checkpoint.is_checkpoint(path) else path
-    return folder if (folder / CONFIG_FILE).is_file() else None
+    if checkpoint.is_checkpoint(path):
+        return folder if (folder := path / SOURCE).is_dir() else None
+    return path if (path / CONFIG_FILE).is_file() else None
 
 
 def tokenizer_of(path: Path) -> Path | None:

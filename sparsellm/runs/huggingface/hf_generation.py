@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel as HFModel
 
-from sparsellm.recipe.vocabulary import GENERATION_FILE
+from sparsellm.recipe.vocabulary import CONFIG_FILE, GENERATION_FILE
 from sparsellm.runs.huggingface.hf_config import read_config
 from sparsellm.runs.huggingface.hf_folder import REMEDY
 
@@ -21,7 +21,7 @@ def set_generation(
         eot_id: the end-of-document token, at which generation ends.
         padding: ids that only pad the embedding, which are not generated.
         source: folder with a ``config.json`` and perhaps a ``generation_config.json`` of the
-            weights' own, see `hf_files.source_of`. None: they began here.
+            weights' own, or only a license, see `hf_files.source_of`. None: they began here.
         trained: whether they were trained here since. Then a text begins and ends with ``eot_id``.
 
     Raises:
@@ -46,6 +46,8 @@ def set_generation(
 
 
 def _read(source: Path) -> GenerationConfig:
+    if not (source / CONFIG_FILE).is_file():
+        return GenerationConfig()
     config: PretrainedConfig = read_config(source)
     if not (source / GENERATION_FILE).is_file():
         return GenerationConfig.from_model_config(config)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsellm import __version__
 from sparsellm.data.position import DataStateMismatch, merge
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.processes.distributed import together
 from sparsellm.recipe.changes import CHANGED, CHANGED_DATA, CHANGED_MODEL, cause_in, recipe_changes
 from sparsellm.recipe.vocabulary import HF_PREFIX, tokenizer_folder
@@ -73,16 +74,25 @@ def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> N
         if run.accelerator.is_main_process:
             weights_source = resume_from or init_from
             source = find_checkpoint(weights_source) if weights_source else None
-            run.carried = hf_files.carried_files(
-                _carried_tokenizer(run.recipe.data.tokenizer, source),
-                hf_files.source_of(source) if source else None,
-            )
+            run.carried = _carried_files(run.recipe.data.tokenizer, source)
     if resume_from is not None:
         say(f"resuming from {resume_from}")
         for note in restore_run(run, resume_from):
             say(f"  {note}")
     elif init_from is not None:
         say("\n  ".join(initialise_run(run, init_from)))
+
+
+def _carried_files(tokenizer: str, source: Path | None) -> dict[str, bytes]:
+    """`hf_files.carried_files` of a run that begins with the weights of ``source``."""
+    folder = _carried_tokenizer(tokenizer, source)
+    if source is None or (settings := hf_files.source_of(source)) is None:
+        return hf_files.carried_files(folder, None)
+    theirs = load_recipe_of(source).data.tokenizer
+    same_ids = (
+        theirs == tokenizer or load_tokenizer(theirs).identity == load_tokenizer(tokenizer).identity
+    )
+    return hf_files.carried_files(folder, settings, same_ids=same_ids)
 
 
 def _carried_tokenizer(name: str, source: Path | None) -> Path | None:

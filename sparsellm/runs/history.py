@@ -6,6 +6,7 @@ then name that checkpoint as its `Parent`. Imports no torch.
 """
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,27 @@ def set_records_aside(run_path: Path) -> Path | None:
     names = (records.with_name(f"metrics.{i}.jsonl") for i in itertools.count(1))
     aside = next(path for path in names if not path.exists())
     records.rename(aside)
+    return aside
+
+
+def set_results_aside(run_path: Path, step: int) -> Path | None:
+    """Moves what was measured of checkpoints after ``step``: the run makes others of these names.
+
+    Those checkpoints were deleted or moved away. Returns the folder with their scores and
+    analyses; None if there are none.
+    """
+    results = [
+        path
+        for path in (run_path / "checkpoints").glob("*_step_[0-9]*")
+        if int(re.findall(r"_step_(\d+)", path.name)[0]) > step
+    ]
+    if not results:
+        return None
+    folders = (run_path / f"results.{i}" for i in itertools.count(1))
+    aside = next(folder for folder in folders if not folder.exists())
+    aside.mkdir()
+    for path in results:
+        path.rename(aside / path.name)
     return aside
 
 

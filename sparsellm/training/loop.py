@@ -21,7 +21,7 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import Recipe
 from sparsellm.runs.checkpoint import latest
 from sparsellm.runs.files import RECIPE_FILE, write_atomically
-from sparsellm.runs.history import set_records_aside
+from sparsellm.runs.history import set_records_aside, set_results_aside
 from sparsellm.runs.lock import PRESENCE_FILE, RunLock
 from sparsellm.runs.telemetry.dashboard import check_wandb
 from sparsellm.runs.telemetry.metrics_log import MetricsLog
@@ -247,6 +247,11 @@ def _begin_records(run: Run) -> None:
         accelerator.print(
             f"{path} has records and no checkpoint: training begins at step {run.step}, and the "
             f"records are now {aside}"
+        )
+    if aside := set_results_aside(path, run.step):
+        accelerator.print(
+            f"scores and analyses of earlier checkpoints after step {run.step} are now in {aside}: "
+            "these steps are trained again"
         )
     write_atomically(path / RECIPE_FILE, run.recipe.to_yaml())
     session = this_session(

@@ -99,6 +99,23 @@ def _steps(done):
     return [record["step"] for record in done.records("train")]
 
 
+def test_scores_of_checkpoints_that_are_gone_are_not_those_of_the_next(train):
+    first = train("train.steps=4")
+    scores = {"step": 4, "tasks": {"piqa": {"acc": 0.5}}}
+    (first.path / "checkpoints" / "eval_step_00000004_piqa.json").write_text(json.dumps(scores))
+    (first.path / "checkpoints" / "analysis_step_00000004").mkdir()
+    train("train.steps=5")
+    assert len(read_runs([first.path])[0].evaluations) == 1  # they are still of a step of this run
+    for step in (4, 5):
+        shutil.rmtree(first.checkpoint(step))
+    again = train("train.steps=5", "seed=1", "data.on_mismatch=restart")
+    aside = first.path / "results.1"
+    assert f"of earlier checkpoints after step 2 are now in {aside}" in again.stdout
+    assert read_runs([first.path])[0].evaluations == []
+    names = {"analysis_step_00000004", "eval_step_00000004_piqa.json"}
+    assert {path.name for path in aside.iterdir()} == names
+
+
 def test_going_back_is_a_new_run_that_says_where_it_comes_from(train, tmp_path):
     first = train("train.steps=8")
     old = first.checkpoint(4)

@@ -16,8 +16,20 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats
 from sparsellm.sparsity.over_ranks import Group, all_reduce_sum
+
+_ANY_COLUMNS = 2**62  # more than any pattern has
+
+
+def columns_with_room(ffn: SparseFFN, num_tokens: int) -> int:
+    """The largest `FFNStats.union_sum` of so many tokens for which a layer's pattern has room.
+
+    Any fits on the dense path. TwELL itself counts what it has no room for.
+    """
+    capacity = ffn.capacity_for(num_tokens) if ffn.format == "union" else None
+    return _ANY_COLUMNS if capacity is None else capacity
 
 
 class HostCopy:
@@ -240,7 +252,7 @@ class NeuronActivity:
             setattr(self, name, getattr(self, name).to(device))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a resumed run goes on from."""
+        """The state from which a resumed run continues."""
         return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

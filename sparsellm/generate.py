@@ -166,7 +166,7 @@ class Report:
         return self.num_tokens / self.first_seconds
 
     def line(self, intermediate_size: int) -> str:
-        """For people."""
+        """One line of text."""
         nnz = sum(self.nnz_L) / len(self.nnz_L)
         return (
             f"{self.num_tokens} tokens, {self.tokens_per_second:.1f} tok/s after the first "

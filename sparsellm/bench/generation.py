@@ -158,7 +158,7 @@ def _ids(recipe: Recipe, batch: int, length: int, device: torch.device) -> Tenso
 
 
 def _difference(stock: HFModel, ours: HFModel, ids_BT: Tensor) -> float:
-    """Of the logits of a prompt's last tokens, which ours computes one by one."""
+    """Relative difference of the logits of a prompt's last tokens, which ours computes singly."""
     start = ids_BT.shape[1] - _CHECKED_TOKENS
     sequences = Sequences(ours, ids_BT[:, :start], None, ids_BT.shape[1] + 1)
     our_logits = [sequences.prompt_logits()]
@@ -176,7 +176,7 @@ def _timed(
     options: argparse.Namespace,
     device: torch.device,
 ) -> dict[str, dict[str, Any]]:
-    """Of every configuration: throughputs, milliseconds of the first token, and peak memory."""
+    """Throughputs, milliseconds of the first token and peak memory of every configuration."""
     timings: dict[str, dict[str, Any]] = {
         name: {"throughputs": [], "first": []} for name in configurations
     }

@@ -17,7 +17,7 @@ class LayerCache(NamedTuple):
 
 
 class Positions:
-    """Where the new token of each sequence is; all of it lies on the device and changes there.
+    """The positions of each sequence's new token; they lie on the device and change there.
 
     The sequences end at the same slot of the cache, and padding lies before their first tokens.
     """

@@ -135,7 +135,7 @@ kind in sequences of {self.context_length:,})."""
 
 
 def read_report(folder: Path, recipe: Recipe) -> DropReport | None:
-    """What was dropped before from the model of ``recipe`` in an exported folder, if anything was.
+    """The report of neurons that an earlier export dropped from the model of ``recipe``, if any.
 
     Raises:
         ValueError: the file is damaged, or of another model.

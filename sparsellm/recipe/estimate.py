@@ -62,7 +62,7 @@ def count_parameters(recipe: Recipe) -> ParameterCount:
 
 
 def model_shape(recipe: Recipe) -> dict[str, object]:
-    """What the names and shapes of the model's parameters follow from, besides the vocabulary."""
+    """All that decides the names and shapes of the parameters, besides the vocabulary."""
     m, architecture = recipe.model, recipe.architecture
     return {
         "layers": m.num_hidden_layers,

@@ -32,12 +32,12 @@ class Architecture:
 
     @property
     def config_class(self) -> str:
-        """Of transformers."""
+        """The name of transformers' class of its configuration."""
         return f"{self.prefix}Config"
 
     @property
     def model_class(self) -> str:
-        """Of transformers."""
+        """The name of transformers' class of its model."""
         return f"{self.prefix}ForCausalLM"
 
 

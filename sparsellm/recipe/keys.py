@@ -23,7 +23,7 @@ def nearest(model: type[BaseModel], key: str) -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a configuration, for people."""
+    """A key of a configuration, as `sparsellm recipe keys` shows it."""
 
     name: str  # dotted
     type: str

@@ -145,7 +145,7 @@ def checkpoint_at(path: Path) -> Path | None:
 
 
 def read_newest(find: Callable[[], Path], read: Callable[[Path], Result]) -> Result:
-    """What ``read`` gives of the checkpoint that ``find`` names.
+    """Returns ``read`` of the checkpoint that ``find`` returns.
 
     A run that trains may prune it meanwhile; then ``find`` is asked again.
     """

@@ -176,7 +176,7 @@ class Saver:
         return final
 
     def _on_all(self, action: Callable[[], Result]) -> list[Result]:
-        """What ``action`` returns on each rank; if it fails on some, all raise the first error."""
+        """The results of ``action`` on all ranks; if some fail, all raise the first error."""
         result, failure = [], None
         try:
             result = [action()]

@@ -1,4 +1,4 @@
-"""λ of each layer in a training loop of one's own: fixed, or moved towards a target."""
+"""λ of each layer in a user's own training loop: fixed, or adjusted to reach a target."""
 
 from copy import deepcopy
 from typing import Any

@@ -1,4 +1,4 @@
-"""The steps of a loop's optimizers: a `SparsityController.step` that was forgotten is told."""
+"""Watches the steps of a loop's optimizers, to notice a forgotten `SparsityController.step`."""
 
 import weakref
 from collections.abc import Iterable

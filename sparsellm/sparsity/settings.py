@@ -1,4 +1,4 @@
-"""What a controller is told to do, and checks of it."""
+"""The settings of a controller, and checks of them."""
 
 import math
 from dataclasses import dataclass

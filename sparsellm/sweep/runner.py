@@ -153,7 +153,7 @@ def _check_requirements(chosen: Sequence[PlannedRun], options: argparse.Namespac
 
 
 def _progress(start_time: float, runs: Iterable[PlannedRun]) -> str:
-    """What the runs printed last, a line each."""
+    """The last line that each run printed."""
     lines = ((run.name, _last_line(run.recipe.run_path / LOG_FILE)) for run in runs)
     return "\n".join(f"{_at(start_time)} | {name}: {line}" for name, line in lines)
 

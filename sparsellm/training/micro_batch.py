@@ -49,7 +49,7 @@ class MicroBatch:
         return self.calm_steps > 0 and self.calm_steps % CALM_STEPS == 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from."""
+        """The state from which a resumed run continues."""
         return {
             "size": self.size,
             "stays": self.stays,

@@ -25,7 +25,7 @@ _SPIKE_KEY = "train.spike_threshold"
 
 @dataclass(frozen=True)
 class Skip:
-    """Why a step is skipped, and the key of the recipe by which it is."""
+    """Why a step is skipped, and the key of the recipe that says so."""
 
     why: str
     key: str

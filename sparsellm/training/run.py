@@ -102,7 +102,7 @@ class Run:
 
     @cached_property
     def layout(self) -> CounterLayout:
-        """Of each step's counters."""
+        """The layout of each step's counters."""
         num_corpora = len(self.loader.corpus_names)
         return CounterLayout(self.recipe, self.accelerator.device, num_corpora)
 
@@ -128,7 +128,7 @@ class Run:
 
     @cached_property
     def gathered(self) -> GatheredSharing | None:
-        """Where FSDP2 keeps gathered weights for a whole step: what then prepares them."""
+        """Prepares gathered weights where FSDP2 keeps them for a whole step; None elsewhere."""
         if not isinstance(self.objective, FSDPModule):
             return None
         if self.accelerator.state.fsdp_plugin.reshard_after_forward:

@@ -133,7 +133,7 @@ def witness(shards: tuple[Shard, ...]) -> str | None:
 
 
 def file_identities(shards: Iterable[Shard]) -> tuple[dict[str, str], dict[str, str]]:
-    """What this process sees of each local file, for a comparison with other nodes.
+    """Identities of the local files that this process sees, to compare with other nodes.
 
     Returns:
         Two descriptions by path. The first must be equal on all nodes: size and a hash of each file

@@ -52,7 +52,7 @@ def parts_of(blocks: int, splits: Splits | None) -> int:
 
 
 def work_arrays(num_units: int, blocks: int, splits: Splits | None) -> dict[str, Array]:
-    """Of the work that union_entries or column_units divides, and of the split sums, used once."""
+    """The arrays of work that union_entries or column_units divides, and of split sums."""
     arrays = {
         "unit": Array((num_units, 2)),
         "order": Array((parts_of(blocks, splits), 2)),

@@ -31,7 +31,7 @@ class Groups(NamedTuple):
 def _layouts(
     plan: Kernel, num_neurons: int, capacity: int, blocks: int, slices: int
 ) -> tuple[ScratchLayout, ScratchLayout]:
-    """Of the arrays and the counters of `Groups`."""
+    """Layouts of the arrays and the counters of `Groups`."""
     size = plan.exported
     groups, line, parts = -(-num_neurons // size("neurons")), size("line"), size("max_parts")
     arrays = {

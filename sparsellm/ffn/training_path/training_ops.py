@@ -142,7 +142,7 @@ class FFNTensors(NamedTuple):
         return self[:4]
 
     def weights(self, activation: str) -> FFNWeights:
-        """What to compute with, in the type of x: shared by the step, or made here."""
+        """The weights in the type of x: shared by the step, or made here."""
         quantised = quantised_from(self.quantised_NK, self.quantised_scale_N)
         w = FFNWeights(*self[1:4], activation=activation, quantised=quantised)
         gate_NK, up_NK, down_NK = self.ready_gate_NK, self.ready_up_NK, self.ready_down_NK
@@ -205,7 +205,7 @@ def runs_kernels(x_MK: Tensor) -> bool:
 
 
 def _implementation(format: Format, x_MK: Tensor) -> Any:
-    """What has ``forward`` and ``backward``: the module of the format's kernels, or plain torch."""
+    """The module with ``forward`` and ``backward``: the format's kernels, or plain torch."""
     if not runs_kernels(x_MK):
         return FORMATS[format]
     return importlib.import_module(f"sparsellm.ffn.kernels.{FORMATS[format].kernels}")

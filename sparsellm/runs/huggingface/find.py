@@ -31,7 +31,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def weights_id(path: Path) -> str:
-    """An identity that differs where a model was trained again, read in no time.
+    """An identity that changes if the model is trained again; it takes no time to compute.
 
     It is that of a checkpoint's manifest; of a folder of Hugging Face's a hash of names, sizes and
     samples of its weight files.

@@ -109,7 +109,7 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
 
 
 def _settings(source: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """What the folder of a tokenizer says of it that does not change the ids of a text.
+    """The settings in a tokenizer's folder that do not change the ids of a text.
 
     A special token is named if ``content``, its ``tokenizer.json``, has it.
     """

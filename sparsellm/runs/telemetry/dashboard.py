@@ -143,7 +143,7 @@ class Dashboard:
 
 
 def record_kind(record: records.Record) -> str:
-    """What follows one another in a run: a kind of record; of failures, each thing that failed."""
+    """The kind of a record, by which steps sent are remembered; of a failure also what failed."""
     if isinstance(record, records.FailureRecord):
         return f"{record.kind}/{record.what}"
     return record.kind

@@ -257,7 +257,7 @@ def _exchange(
 
 
 def _updates(directions: Tensor, group: Group) -> Tensor:
-    """Of whole matrices with these directions, bf16 (matrices, rows, columns)."""
+    """The updates of whole matrices with these directions, bf16 (matrices, rows, columns)."""
     updates = _orthogonal(directions, group)
     dim = group.get("neuron_dim")
     return updates if dim is None else normalize_neurons(updates, dim)

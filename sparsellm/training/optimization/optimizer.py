@@ -48,7 +48,7 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _neuron_dims(model: nn.Module) -> dict[int, int]:
-    """Of each FFN matrix, by `id`: whether neurons are its rows (0) or its columns (1)."""
+    """Whether neurons are the rows (0) or the columns (1) of each FFN matrix, by its `id`."""
     dims: dict[int, int] = {}
     for ffn in (m.projections for m in model.modules() if isinstance(m, SparseFFN)):
         dims |= {id(linear.weight): 0 for linear in ffn.present}

@@ -26,7 +26,8 @@ WAIT_SECONDS = 600.0
 
 
 def file_name(stem: str, source: str, options: tuple[str, ...], build: str) -> str:
-    """Of a source's machine code; folders to include do not count, a digest of headers should.
+    """The name of a source's machine code. Include folders do not affect it; put a digest of the
+    headers into the source or the options.
 
     Args:
         stem: of the source's file.

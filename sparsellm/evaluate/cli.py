@@ -275,17 +275,17 @@ def _log_to_wandb(loaded: Pretrained, scores: Scores, limit: int | None) -> None
     from sparsellm.runs.history import run_of
     from sparsellm.runs.telemetry.dashboard import WANDB_ID_FILE, start_wandb, wandb_values
 
-    if loaded.recipe.logging.wandb == "disabled":
+    run_path = run_of(loaded.path.resolve())
+    if loaded.recipe.logging.wandb == "disabled" or run_path is None:
+        return
+    if not (run_path / WANDB_ID_FILE).is_file():
+        print(f"not logged to wandb: {run_path} has no file {WANDB_ID_FILE}")
         return
     if limit not in (None, loaded.recipe.evaluation.limit):
         print(
             f"not logged to wandb: the run's scores have evaluation.limit "
             f"{loaded.recipe.evaluation.limit}, and these --limit {limit}"
         )
-        return
-    run_path = run_of(loaded.path.resolve())
-    if run_path is None or not (run_path / WANDB_ID_FILE).is_file():
-        print(f"not logged to wandb: {loaded.path} is not of a run with the file {WANDB_ID_FILE}")
         return
     place = {"run_dir": str(run_path.parent)}  # the folder may have moved since
     logging = loaded.recipe.logging.model_copy(update=place)

@@ -415,6 +415,17 @@ def test_training_evaluates_and_is_not_disturbed(  # noqa: PLR0917
     assert scores.num_cut > scores.num_answers_cut > 0  # longer than a context of 32 bytes
 
 
+def test_of_a_model_that_is_of_no_run_nothing_is_said_of_wandb(data_dir, tmp_path, capsys):
+    """Its recipe is that of 0.5b, whose runs log to wandb."""
+    folder = write_chat_model(tmp_path / "theirs")
+    command = ["eval", str(folder), "--data-dir", str(data_dir), "--tasks", "piqa", "--limit", "1"]
+    assert main([*command, "--out", str(tmp_path / "scores.json")]) == 0
+    assert "wandb" not in capsys.readouterr().out
+    import_export(folder, tmp_path / "run")
+    assert main([command[0], str(tmp_path / "run"), *command[2:]]) == 0
+    assert f"{tmp_path / 'run'} has no file wandb_id" in capsys.readouterr().out
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, data_dir, tmp_path):

@@ -6,7 +6,6 @@
 import json
 import os
 import time
-from pathlib import Path
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs.files import write_atomically
@@ -17,6 +16,7 @@ from sparsellm.runs.telemetry.records import (
     Session,
     SessionEndRecord,
     SessionRecord,
+    TrainRecord,
     read_lines,
     stays,
 )
@@ -36,7 +36,7 @@ class MetricsLog:
         self._path = path = recipe.run_path / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         written = read_lines(path)
-        killed = _end_of_killed(path, [record for _, record in written])
+        killed = _end_of_killed([record for _, record in written])
         remaining = [(line, record) for line, record in written if stays(record, resume_step)]
         text = "".join(line for line, _ in remaining)
         if not path.is_file() or text.encode() != path.read_bytes():
@@ -116,12 +116,13 @@ class MetricsLog:
             self._pending = self._pending[written:]
 
 
-def _end_of_killed(path: Path, records: list[Record | Session | None]) -> SessionEndRecord | None:
+def _end_of_killed(records: list[Record | Session | None]) -> SessionEndRecord | None:
     """The end of the last session, if its process was killed before it could write it."""
     sessions = [record for record in records if isinstance(record, Session)]
     if not sessions or isinstance(sessions[-1], SessionEndRecord):
         return None
     session, last = sessions[-1], next(r for r in reversed(records) if r is not None)
-    began = session.started_at
-    seconds = 0.0 if began is None else max(path.stat().st_mtime - began, 0.0)
+    # By what it wrote: the file's time is that of its copy, if the folder was copied since.
+    trained = [r for r in records if isinstance(r, TrainRecord) and r.step > session.step]
+    seconds = session.startup_seconds + (trained[-1].values.get("seconds") or 0.0 if trained else 0)
     return SessionEndRecord(last.step, last.tokens, session.id, seconds, "killed")

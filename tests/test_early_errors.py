@@ -45,8 +45,10 @@ REFUSED = {
     "train debug --set name=busy": "runs/busy is being trained: process {pid} on host",
     "train debug --set name=debug --set model.hidden_size=64": (
         "runs/debug/checkpoints/step_00000002 holds a model of other shapes (changed since the "
-        "checkpoint: model.hidden_size 128 → 64): use another name, --set name=NEW, "
-        "or start over with --fresh"
+        "checkpoint: model.hidden_size 128 → 64): to go on with its model, train "
+        "runs/debug/checkpoints/step_00000002/recipe.yaml in place of the recipe (or repeat the "
+        "command with its --init-from); for a new model, use another name, --set name=NEW, or "
+        "start over with --fresh"
     ),
     "train debug --set name=debug --set optimizer.name=muon": "of optimizer.name adamw, not muon",
     "train debug --set ffn.kernels=sparse": "ffn.kernels: sparse needs a GPU; on a CPU it would be "

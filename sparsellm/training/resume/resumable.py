@@ -36,7 +36,11 @@ def check_resumable(path: Path, recipe: Recipe) -> None:
         )
     if now == "muon":
         _check_gate_optimizer(path, saved, recipe)
-    remedy = "use another name, --set name=NEW, or start over with --fresh"
+    remedy = (
+        f"to go on with its model, train {path / RECIPE_FILE} in place of the recipe (or repeat "
+        "the command with its --init-from); for a new model, use another name, --set name=NEW, or "
+        "start over with --fresh"
+    )
     check_shapes(str(path), saved, recipe, remedy)
 
 

@@ -66,8 +66,10 @@ def named_file(
         if candidate.is_file():
             return candidate
     names = names or sorted(path.stem for path in folder.glob("*.yaml"))
+    in_run = Path(name_or_path) / f"{kind}.yaml"  # a run's folder has its recipe
     # The name of a path such as recipes/debug.yml, too.
     close = closest(name_or_path, names) or closest(Path(name_or_path).stem, names)
+    close = str(in_run) if in_run.is_file() else close
     meant = f"did you mean {close!r}? " if close else ""
     raise FileNotFoundError(
         f"{kind} {name_or_path!r}: no such file, and no bundled {kind} of that name; "

@@ -393,6 +393,12 @@ def test_no_such_recipe_lists_the_bundled():
             load_recipe(path)
 
 
+def test_the_folder_of_a_run_names_its_recipe(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(FileNotFoundError, match=f"did you mean '{tmp_path}/recipe.yaml'"):
+        load_recipe(str(tmp_path))
+
+
 @pytest.mark.parametrize("base", ["{0}/b.yaml", "../{0.name}/b.yaml", "link/b.yaml"])
 def test_base_cycle_is_refused(tmp_path, base):
     (tmp_path / "link").symlink_to(tmp_path)

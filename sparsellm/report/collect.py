@@ -86,10 +86,21 @@ class RunData:
     sample: Sample | None  # None if training has not ended, or ran in several processes
 
     @property
+    def _finish(self) -> dict[str, Any] | None:
+        """The end of its last process, if that finished."""
+        last = self.session_ends.get(self.sessions[-1]["id"]) if self.sessions else None
+        return last if last and last["how"] == "finished" else None
+
+    @property
     def finished(self) -> bool:
-        """Whether its last process ended so; a last step that was skipped has no record."""
-        last = self.sessions[-1]["id"] if self.sessions else ""
-        return self.session_ends.get(last, {}).get("how") == "finished"
+        """Whether its last process ended so."""
+        return self._finish is not None
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """What has its last step and tokens: the last record, or since a step that was skipped has
+        none, the end of a process that finished."""
+        return self._finish or self.train[-1]
 
     @property
     def is_whole(self) -> bool:

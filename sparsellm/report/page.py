@@ -86,7 +86,8 @@ def render_page(runs: list[RunData], sweep: SweepData | None = None, about: str 
 def verdict(run: RunData) -> list[str]:
     """A run's loss, zeros and speed in sentences; what is odd about it follows after "Odd:"."""
     end = run.train[-1]
-    sentences = [f"{end['step']:,} of {run.recipe.train.steps:,} steps, {end['tokens']:,} tokens."]
+    step, tokens = run.end["step"], run.end["tokens"]
+    sentences = [f"{step:,} of {run.recipe.train.steps:,} steps, {tokens:,} tokens."]
     if run.validation:
         sentences.append(f"The validation loss is {run.validation[-1]['loss']:.4f} nats per token.")
     elif end.get("loss") is not None:

@@ -14,6 +14,7 @@ def run(losses=(), ends=(), **changes):
     return SimpleNamespace(
         recipe=load_recipe("debug"),
         train=[record],
+        end=record,
         validation=[{"loss": loss} for loss in losses],
         session_ends={str(number): {"how": outcome} for number, outcome in enumerate(ends)},
     )

@@ -473,7 +473,10 @@ def test_runs_that_have_not_ended_are_named_under_the_table(tiny, tmp_path):
     end = {"kind": "session_end", "step": 4, "tokens": 1024, "session": "A", "how": "finished"}
     records = [session | {"kind": "session", "id": "A"}, end]  # its last step was skipped
     metrics.write_text(metrics.read_text() + "".join(json.dumps(r) + "\n" for r in records))
-    assert "Not trained" not in write_sweep_report(tmp_path)[1].read_text()
+    page, table, summary, *_ = write_sweep_report(tmp_path)
+    assert "Not trained" not in table.read_text()
+    assert json.loads(summary.read_text())[1]["tokens"] == [1024]
+    assert "Tokens trained on" not in table.read_text()  # as many as the other group
 
 
 def test_a_run_that_has_ended_early_is_left_out_of_the_means_of_its_seeds(tiny, tmp_path):

@@ -16,36 +16,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats
 from sparsellm.sparsity.over_ranks import Group, all_reduce_sum
-
-_ANY_COLUMNS = 2**62  # more than any pattern has
-
-
-def columns_with_room(ffn: SparseFFN, num_tokens: int) -> int:
-    """The largest `FFNStats.union_sum` of so many tokens for which a layer's pattern has room.
-
-    Any fits on the dense path. TwELL itself counts what it has no room for.
-    """
-    capacity = ffn.capacity_for(num_tokens) if ffn.format == "union" else None
-    return _ANY_COLUMNS if capacity is None else capacity
-
-
-class HostCopy:
-    """A copy of numbers to the host: it begins at once, and the host waits only where it reads."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._copy = numbers.to("cpu", non_blocking=True)
-        self._arrived = torch.cuda.Event() if numbers.is_cuda else None
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def read(self) -> Tensor:
-        """The numbers, once they have arrived."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._copy
 
 
 class _Slices(NamedTuple):
@@ -130,11 +102,17 @@ class StepCounts:
 
     def send(self) -> None:
         """Begins the copy to the host."""
-        self._copy = HostCopy(self._read)
+        self._copy = self._read.to("cpu", non_blocking=True)
+        self._arrived: torch.cuda.Event | None = None
+        if self._read.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
 
     def read(self) -> StepNumbers:
         """The numbers that were sent; waits until they have arrived."""
-        at = _Slices(*self._copy.read().split(self._sizes))
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        at = _Slices(*self._copy.split(self._sizes))
         tokens = int(at.num_tokens)
         return StepNumbers(
             num_tokens=tokens,
@@ -252,7 +230,7 @@ class NeuronActivity:
             setattr(self, name, getattr(self, name).to(device))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The state from which a resumed run continues."""
+        """What a resumed run goes on from."""
         return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -12,9 +12,11 @@ from torch import Tensor
 from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.training_path.adapters import beyond_weight
 from sparsellm.ffn.training_path.module import SparseFFN
-from sparsellm.sparsity.counts import StepNumbers, columns_with_room
+from sparsellm.sparsity.counts import StepNumbers
 from sparsellm.sparsity.kernel_choice import mean_costs, reason_against_kernels
 from sparsellm.sparsity.over_ranks import Group, any_rank
+
+_NEVER = 2**62  # columns: a capacity that nothing overflows
 
 
 class Call(NamedTuple):
@@ -59,7 +61,11 @@ class LayerKernels:
     def room(self, tokens: int, device: torch.device) -> Tensor:
         """(L,) int64: columns that each layer's pattern had room for in this micro-batch."""
         with torch.enable_grad():
-            capacities = tuple(columns_with_room(ffn, tokens) for ffn in self._ffns.values())
+            columns = [
+                ffn.capacity_for(tokens) if ffn.format == "union" else None
+                for ffn in self._ffns.values()
+            ]
+        capacities = tuple(_NEVER if count is None else count for count in columns)
         if capacities != self._capacities:
             self._capacities = capacities
             self._capacity_L = torch.tensor(capacities).to(device, non_blocking=True)

@@ -21,7 +21,7 @@ from sparsellm.ffn.training_path.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS
 from sparsellm.runs.telemetry.metrics import LayerMetric, Metric
 from sparsellm.runs.telemetry.records import KernelStats, StepStats
-from sparsellm.sparsity.counts import HostCopy, columns_with_room, nnz_statistics
+from sparsellm.sparsity.counts import nnz_statistics
 from sparsellm.sparsity.over_ranks import all_reduce_sum
 from sparsellm.training.counting.layout import CounterLayout
 from sparsellm.training.objective import LossSums
@@ -29,6 +29,7 @@ from sparsellm.training.objective import LossSums
 Values = TypeVar("Values")
 
 _NO_LIMIT = sys.float_info.max  # no finite number exceeds it; infinity and NaN are refused
+_NEVER = 2**62  # columns: a capacity that nothing overflows
 DECAY = 0.98  # of the moving averages: they remember about 50 steps
 SETTLED_STEPS = 50  # that must be averaged before a step can be a spike
 
@@ -88,9 +89,14 @@ class Counters:
         device = layout.bucket_T.device
         self._layout = layout
         self._num_blocks = -(-num_tokens // BLOCK_TOKENS) * num_micro_batches
-        self._sparse = [ffn.path == "sparse" for ffn in ffns]
-        columns = [columns_with_room(ffn, num_tokens) for ffn in ffns]
-        self._capacity_L = torch.tensor(columns).to(device, non_blocking=True)
+        capacities = [ffn.capacity_for(num_tokens) for ffn in ffns]
+        self._sparse = [capacity is not None for capacity in capacities]
+        # TwELL itself counts what it has no room for (`LossSums.recomputed`).
+        fits = [
+            capacity if capacity is not None and ffn.format == "union" else _NEVER
+            for ffn, capacity in zip(ffns, capacities, strict=True)
+        ]
+        self._capacity_L = torch.tensor(fits).to(device, non_blocking=True)
         self._buffer = torch.zeros(layout.num_all, dtype=torch.float64, device=device)
         self._at = _Slices(*self._buffer[: layout.num_read].split(layout.slices))
         self._nnz_LP = self._at.nnz_LP.view(layout.num_layers, -1)
@@ -170,11 +176,17 @@ class Counters:
         if dead_LN is not None:
             end = self._layout.num_logged
             self._at.dead_L.copy_(dead_LN.sum(1))
-        self._copy = HostCopy(self._buffer[:end])
+        self._copy = self._buffer[:end].to("cpu", non_blocking=True)
+        self._arrived: torch.cuda.Event | None = None
+        if self._buffer.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
 
     def read(self) -> StepReading:
         """The numbers that were sent. Only here does a step wait for the device."""
-        layout, copy = self._layout, self._copy.read().numpy()
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        layout, copy = self._layout, self._copy.numpy()
         tokens, num_layers = layout.global_tokens, layout.num_layers
         at = _Slices(*np.split(copy[: layout.num_read], np.cumsum(layout.slices)[:-1]))
         nnz_LP = at.nnz_LP.reshape(num_layers, -1)

@@ -159,7 +159,7 @@ def _sparse_ffn(
     Raises:
         Unsupported: it does not compute such an FFN, or has more than its weights.
     """
-    if isinstance(module, SparseFFN):
+    if isinstance(module, SparseFFN) and (activation is None or module.activation in RECTIFIED):
         raise Unsupported("it is a SparseFFN already")
     names = projections or names_in(module)
     if names is None:

@@ -162,6 +162,21 @@ def test_ffns_replaced_before_are_listed_and_count_in_the_configuration():
     assert model.config.hidden_act == "relu"
 
 
+def test_a_sparse_ffn_with_silu_takes_another_activation_too(tmp_path):
+    """As of a SiLU model that `sparsellm.load` gave."""
+    model, other = (hugging_face(family, hidden_act="silu") for family in ("Llama", "Llama"))
+    for layer in model.model.layers:
+        sparse = SparseFFN(32, 48, activation="silu", gated=True)
+        sparse.load_state_dict(layer.mlp.state_dict())
+        layer.mlp = sparse
+    for each in (model, other):
+        assert len(sparsellm.replace_ffns(each, activation="relu").replaced) == 2
+    assert torch.equal(model(IDS).logits, other(IDS).logits)
+    model.save_pretrained(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.allclose(saved(IDS).logits, model(IDS).logits, atol=1e-5)
+
+
 def test_the_configuration_does_not_speak_of_ffns_that_stay(tmp_path):
     model = hugging_face("Llama")
     result = sparsellm.replace_ffns(model, "model.layers.0.mlp", activation="relu")

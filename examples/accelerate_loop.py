@@ -52,4 +52,6 @@ def main(text, folder):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "runs/accelerate_loop")

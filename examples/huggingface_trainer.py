@@ -70,6 +70,8 @@ def blocks(path, length=64):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     set_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
     config = LlamaConfig(vocab_size=256, num_attention_heads=4, hidden_act="relu", **shape)

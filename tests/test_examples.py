@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import re
+import runpy
 import shutil
 
 import pytest
@@ -50,6 +51,13 @@ def test_an_example_trains_towards_its_target(example, num_ranks, num_neurons, t
         assert logged[-1] < logged[0]
     if example == "accelerate_loop":
         assert list(out.glob("custom_checkpoint_0.*"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES.glob("*.py"), ids=lambda path: path.stem)
+def test_without_a_file_an_example_says_how_to_start_it(example, monkeypatch):
+    monkeypatch.setattr("sys.argv", [str(example)])
+    with pytest.raises(SystemExit, match=f"{example.name} TEXT_FILE"):
+        runpy.run_path(str(example), run_name="__main__")
 
 
 def test_ddps_model_is_gone_before_the_process_group(process_group, monkeypatch):

@@ -90,9 +90,9 @@ def _list(runs: "list[PlannedRun]") -> str:
     for run in runs:
         tokens = run.recipe.train.steps * run.recipe.train.global_batch_tokens
         state = "finished" if is_finished(run) else "to do"
-        lines.append(
-            f"{run.name:{width}} {tokens:>14,}  {state:8}  {' '.join(run.changes)}".rstrip()
-        )
+        start = [f"init_from={run.init_from}"] if run.init_from else []
+        settings = " ".join([*start, *run.changes])
+        lines.append(f"{run.name:{width}} {tokens:>14,}  {state:8}  {settings}".rstrip())
     return "\n".join(lines)
 
 

@@ -171,6 +171,9 @@ def test_runs_are_chosen_by_name(sweep_file, capsys):
     sweep = sweep_file(runs=[{"name": "a", "set": {"ffn.gated": False, "optimizer.beta2": 0.9}}])
     assert main(["sweep", str(sweep), "--list", "--set", "ffn.gated=true"]) == 0
     assert "  optimizer.beta2=0.9" in capsys.readouterr().out
+    sweep = sweep_file(runs=[{"name": "a"}, {"name": "b", "init_from": "a-seed0"}])
+    assert main(["sweep", str(sweep), "--list"]) == 0
+    assert "  init_from=a-seed0" in capsys.readouterr().out
 
 
 def test_the_bundled_sweeps_are_listed_without_a_name_and_by_the_word(capsys):

@@ -5,7 +5,7 @@
 # Guess: yes, up to rounding, as those of GLA, Gated DeltaNet, KDA and GDN-2 do.
 # Seen (flash-linear-attention 0.6.0, torch 2.13.0, fp32): no. The recurrent one lets the state decay first and then takes
 #   from each value what the state predicts for it, as Gated DeltaNet does. The one in chunks subtracts first, and then
-#   lets the state decay. So do both Triton kernels, by which models train and generate. If a token keeps 90% of the
+#   lets the state decay. So do both Triton kernels, by their source, which was not run. If a token keeps 90% of the
 #   state, outputs differ by 2.6%; if it keeps 50%, by 7.6%. They agree only where nothing decays.
 # Hurts: those who port Comba or write a kernel: the short loop is what one reads and copies, and a trained checkpoint then
 #   runs as another model, near enough to pass for rounding in bf16. Compare with naive_chunk_comba.

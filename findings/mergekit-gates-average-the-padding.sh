@@ -3,9 +3,9 @@
 #   expert is the mean hidden state of the expert's prompts. Two prompts have lengths of 4 and 40 words. Is the row made of
 #   the words of both?
 # Guess: yes. The batch is padded, but its attention mask goes along, and gate_mode "cheap_embed" leaves the padding out.
-# Seen (mergekit 0.1.5, transformers 5.24.0): no. The mean is over all positions of the padded batch, so 36 of the 40
+# Seen (mergekit 0.1.5, transformers 5.24.0): no. The mean is over all positions of the padded batch, so 36 of the 41
 #   states of the short prompt are those of padding tokens. On a small random Llama, the rows point elsewhere: the cosine
-#   with the mean of the two prompts, each alone, is 0.46 to 0.78 by layer. "hidden", which takes the last position, is
+#   with the mean of the two prompts, each alone, is 0.5 to 0.8 by layer. "hidden", which takes the last position, is
 #   right, since padding is on the left.
 # Hurts: routers of merged experts, the more the longer one prompt is than the others: the rows of all experts get a common
 #   part, the state of padding (the beginning token), and choose by it. Give prompts of one length, or use "hidden".

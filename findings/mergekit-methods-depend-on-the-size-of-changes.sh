@@ -7,7 +7,7 @@
 #   changes sum to less than 1e-6, as with changes of 1e-4 and 4e-4 per weight, all models weigh the same; the second
 #   model, which is to weigh 16 times as much as the first, loses that. model_stock: the product of two norms is at least
 #   1e-6, so small changes look orthogonal, and the base is returned: with changes of 1e-5, 2.6% of the mean change is
-#   kept instead of 67%. With filter_wise=True that is true of every row, and by default of norms and biases. No message.
+#   kept instead of 67%. With filter_wise=True that is true of every row, and by default of norms. No message.
 # Hurts: merges of models that were fine-tuned gently, by reinforcement learning or with small learning rates: the weighting
 #   that the method is named for is off, or the merged model is the base, and it looks as if merging does not help.
 set -eu

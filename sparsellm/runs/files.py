@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 RECIPE_FILE = "recipe.yaml"  # in a run's folder and in each of its checkpoints
 SWEEP_FILE = "sweep.json"  # in a sweep's folder
+
+
+def free_path(stem: Path, suffix: str = "") -> Path:
+    """``stem.1`` with the suffix, or the next number that no file or folder has."""
+    paths = (Path(f"{stem}.{i}{suffix}") for i in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 @contextmanager

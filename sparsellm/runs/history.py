@@ -5,12 +5,12 @@ Whoever goes back to an older checkpoint begins a new run. Its session records a
 then name that checkpoint as its `Parent`. Imports no torch.
 """
 
-import itertools
 import re
 from pathlib import Path
 from typing import Any
 
 from sparsellm.runs import checkpoint
+from sparsellm.runs.files import free_path
 from sparsellm.runs.manifest import read_manifest
 from sparsellm.runs.telemetry.dashboard import SENT_FILE, WANDB_ID_FILE
 from sparsellm.runs.telemetry.records import METRICS_FILE, Parent, read_lines, read_metrics, stays
@@ -47,8 +47,7 @@ def set_records_aside(run_path: Path) -> Path | None:
         return None
     for name in (WANDB_ID_FILE, SENT_FILE):  # the steps that come are another wandb run's
         (run_path / name).unlink(missing_ok=True)
-    names = (records.with_name(f"metrics.{i}.jsonl") for i in itertools.count(1))
-    aside = next(path for path in names if not path.exists())
+    aside = free_path(records.with_suffix(""), records.suffix)
     records.rename(aside)
     return aside
 
@@ -66,8 +65,7 @@ def set_results_aside(run_path: Path, step: int) -> Path | None:
     ]
     if not results:
         return None
-    folders = (run_path / f"results.{i}" for i in itertools.count(1))
-    aside = next(folder for folder in folders if not folder.exists())
+    aside = free_path(run_path / "results")
     aside.mkdir()
     for path in results:
         path.rename(aside / path.name)

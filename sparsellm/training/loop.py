@@ -6,7 +6,6 @@ performs the same steps. The recipe alone decides what is computed (recipe/); ho
 the work makes no difference (objective.py).
 """
 
-import itertools
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from sparsellm.processes.peers import Peers
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import Recipe
 from sparsellm.runs.checkpoint import latest
-from sparsellm.runs.files import RECIPE_FILE, write_atomically
+from sparsellm.runs.files import RECIPE_FILE, free_path, write_atomically
 from sparsellm.runs.history import set_records_aside, set_results_aside
 from sparsellm.runs.lock import PRESENCE_FILE, RunLock
 from sparsellm.runs.telemetry.dashboard import check_wandb
@@ -269,7 +268,7 @@ def _begin_records(run: Run) -> None:
 def _move_aside(run: Run, lock: RunLock) -> None:
     path = run.recipe.run_path
     if run.accelerator.is_main_process and any(p.name != PRESENCE_FILE for p in path.iterdir()):
-        aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
+        aside = free_path(path)
         path.rename(aside)
         lock.moved(aside)
         run.accelerator.print(f"the earlier run is now {aside}")

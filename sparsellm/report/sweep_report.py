@@ -168,10 +168,10 @@ def _caveats(sweep: SweepData) -> list[str]:
     left_out = [run for g in sweep.groups for run in g.left_out]
     partial = [run for g in sweep.groups for run in g.runs if not run.is_whole]
     early = [  # the last validation may have failed
-        f"{run.label} (step {run.validation[-1]['step']:,} of {run.train[-1]['step']:,})"
+        f"{run.label} (step {run.validation[-1]['step']:,} of {run.end['step']:,})"
         for g in sweep.groups
         for run in g.runs
-        if run.validation and run.validation[-1]["step"] < run.train[-1]["step"]
+        if run.validation and run.validation[-1]["step"] < run.end["step"]
     ]
     return [
         *([f"Not trained to the end: {_how_far(partial)}."] if partial else []),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from runs.written_runs import record, write_run
 
-from record_sweep import gpu_seconds, main, settled_step
+from record_sweep import figures, gpu_seconds, main, settled_step
 from results import read_records
 
 
@@ -35,6 +35,18 @@ def test_steps_that_a_process_made_after_its_last_record_are_counted():
         sessions=[{"step": 0, "ranks": 2}, {"step": 14, "ranks": 1}],
     )
     assert gpu_seconds(run) == ([5, 10, 20, 30], [20.0, 40.0, 60.0, 80.0])
+
+
+def test_a_run_whose_last_step_was_skipped_ended_with_that_step(tiny, tmp_path):
+    recipe = tiny("name=a-seed0", f"logging.run_dir={tmp_path}")
+    began = {"step": 0, "tokens": 0, "ranks": 1, "device": "cpu", "cores": 2}
+    began |= {"kind": "session", "id": "a", "started": "2026-01-02T03:04", "commit": "abc"}
+    ended = {"kind": "session_end", "step": 4, "tokens": 1024, "session": "a", "how": "finished"}
+    write_run(recipe, [began, *(record(recipe, step) for step in (1, 2, 3)), ended])
+    runs = [{"name": "a-seed0", "group": "a", "seed": 0}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"name": "x", "description": "", "runs": runs}))
+    [measurements] = figures(tmp_path)
+    assert {(m.case["step"], m.case["tokens"]) for m in measurements} == {(4, 1024)}
 
 
 @pytest.mark.parametrize(

@@ -474,12 +474,15 @@ def test_runs_that_have_not_ended_are_named_under_the_table(tiny, tmp_path):
     assert sentence in page.read_text()
     session = {"step": 0, "tokens": 0}
     end = {"kind": "session_end", "step": 4, "tokens": 1024, "session": "A", "how": "finished"}
-    records = [session | {"kind": "session", "id": "A"}, end]  # its last step was skipped
+    validation = {"kind": "validation", "step": 3, "tokens": 768, "num_targets": 8, "loss": 5.0}
+    # Its last step was skipped, and its last validation failed:
+    records = [session | {"kind": "session", "id": "A"}, validation, end]
     metrics.write_text(metrics.read_text() + "".join(json.dumps(r) + "\n" for r in records))
     page, table, summary, *_ = write_sweep_report(tmp_path)
     assert "Not trained" not in table.read_text()
     assert json.loads(summary.read_text())[1]["tokens"] == [1024]
     assert "Tokens trained on" not in table.read_text()  # as many as the other group
+    assert "Validated before the last step: l1 (step 3 of 4)." in table.read_text()
 
 
 def test_a_run_that_has_ended_early_is_left_out_of_the_means_of_its_seeds(tiny, tmp_path):

@@ -211,9 +211,10 @@ def read_metrics(run_path: Path, kind: str | None = None) -> list[dict[str, Any]
     """
     path = run_path / METRICS_FILE
     if not path.is_file():
-        is_sweep = (run_path / SWEEP_FILE).is_file()
-        sweep = f", or report the whole sweep: sparsellm report --sweep {run_path}"
-        remedy = f"one of its runs{sweep}" if is_sweep else "a folder such as runs/debug"
+        remedy = "a folder such as runs/debug"
+        if (run_path / SWEEP_FILE).is_file():
+            whole = f"sparsellm report --sweep {run_path}"
+            remedy = f"one of its runs, or report the whole sweep: {whole}"
         raise FileNotFoundError(f"{run_path} is not a run: it has no {METRICS_FILE}; give {remedy}")
     lines = [record.line() for _, record in read_lines(path) if record is not None]
     return lines if kind is None else of_kind(lines, kind)

@@ -10,13 +10,21 @@ from typing import Any, Protocol
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from transformers import PreTrainedModel as HFModel, PreTrainedTokenizerBase as HFTokenizer
+from lm_eval.models.utils import normalize_gen_kwargs
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    PreTrainedModel as HFModel,
+    PreTrainedTokenizerBase as HFTokenizer,
+)
 
 from sparsellm.runs.huggingface.hf_tokenizer import without_end
 
+_IS_NAN = "is NaN: its numbers overflow or its weights are broken; try --dtype fp32"
 _TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 
-Request = tuple[tuple[str, str], list[int], list[int]]  # (context, continuation), their tokens
+# (context, continuation), or None for a window of a text that is scored whole; their tokens
+Request = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 class Agreement(Protocol):
@@ -27,6 +35,15 @@ class Agreement(Protocol):
 
     def agree(self, error: Exception | None) -> None:
         """Raises on every rank if one has an error or was interrupted; every rank calls it."""
+
+
+class _NotNan(LogitsProcessor):
+    """Changes no logits; greedy decoding would take the first NaN for the likeliest token."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if scores.isnan().any():
+            raise ValueError(f"a logit of the model {_IS_NAN}")
+        return scores
 
 
 class InterruptedHere(Exception):
@@ -91,6 +108,7 @@ class SparseLM(HFLM):
         self.num_requests = 0  # distinct, of this rank
         self.num_cut = 0  # of them, longer than the context
         self.num_answers_cut = 0  # of these, with an answer that alone is longer
+        self._prompts: dict[str, bool] = {}  # of texts that are generated: whether it was cut
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         """(log-likelihood, is the greedy choice) of each request.
@@ -100,26 +118,15 @@ class SparseLM(HFLM):
         """
         silent = disable_tqdm or not self._show_progress or self.rank > 0
         if self._agreement is None:
-            return self._loglikelihood(requests, silent)
+            return super().loglikelihood(requests, silent)
         error, likelihoods = None, []
         try:
-            likelihoods = self._loglikelihood(requests, silent)
+            likelihoods = super().loglikelihood(requests, silent)
         except InterruptedHere:
             pass
         except Exception as met:
             error = met.with_traceback(None)
         self._agreement.agree(error)
-        return likelihoods
-
-    def _loglikelihood(self, requests: list[Any], silent: bool) -> list[Any]:
-        likelihoods = super().loglikelihood(requests, silent)
-        for request, (likelihood, _) in zip(requests, likelihoods, strict=True):
-            # lm-eval takes the first answer where all are NaN, so some tasks would score 100%.
-            if math.isnan(likelihood):
-                raise ValueError(
-                    f"the model's log-likelihood of the answer {request.args[1]!r} is NaN: its "
-                    "numbers overflow or its weights are broken; try --dtype fp32"
-                )
         return likelihoods
 
     def _model_call(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,12 +136,57 @@ class SparseLM(HFLM):
 
     def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> Any:
         # Counted once each: on several ranks lm-eval fills up the shorter lists with repeats.
-        lengths = {request[0]: (len(request[1]), len(request[2])) for request in requests}
+        lengths = {_name(request): (len(request[1]), len(request[2])) for request in requests}
         self.num_requests += len(lengths)
         self.num_cut += sum(sum(pair) > self.max_length + 1 for pair in lengths.values())
         self.num_answers_cut += sum(answer > self.max_length for _, answer in lengths.values())
         fitted = [self._fit(request) for request in requests]
-        return super()._loglikelihood_tokens(fitted, *args, **kwargs)
+        likelihoods = super()._loglikelihood_tokens(fitted, *args, **kwargs)
+        for (_, _, answer), (likelihood, _) in zip(requests, likelihoods, strict=True):
+            # lm-eval takes the first answer where all are NaN, so some tasks would score 100%.
+            if math.isnan(likelihood):
+                text = self.tok_decode(answer)
+                raise ValueError(f"the model's log-likelihood of the text {text!r} {_IS_NAN}")
+        return likelihoods
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """The text that follows each prompt; a prompt that leaves it no room loses its beginning.
+
+        Raises:
+            ValueError: a task asks for as many new tokens as the context has.
+        """
+        silent = disable_tqdm or not self._show_progress or self.rank > 0
+        for request in requests:
+            most = normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"]
+            if most >= self.max_length:
+                raise ValueError(
+                    f"the task asks for {most} new tokens (max_gen_toks), and the model's context "
+                    f"has {self.max_length}, which leaves none for the prompt; lower max_gen_toks "
+                    "under generation_kwargs in a copy of the task's YAML"
+                )
+        self._prompts = {}
+        texts: list[str] = super().generate_until(requests, silent)
+        self.num_requests += len(self._prompts)
+        self.num_cut += sum(self._prompts.values())
+        return texts
+
+    def tok_batch_encode(
+        self,
+        strings: list[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        truncation: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """As lm-eval's; notes which prompts lose their beginning, of which that only warns."""
+        ids_BT, mask_BT = super().tok_batch_encode(strings, padding_side, None, truncation)
+        if not left_truncate_len:
+            return ids_BT, mask_BT
+        cut_B = (mask_BT.sum(1) > left_truncate_len).tolist()
+        self._prompts |= dict(zip(strings, cut_B, strict=True))
+        return ids_BT[:, -left_truncate_len:], mask_BT[:, -left_truncate_len:]
+
+    def _model_generate(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._model_generate(*args, **kwargs, logits_processor=[_NotNan()])
 
     def _fit(self, request: Request) -> Request:
         """Truncates answers longer than the context, which HFLM refuses, to their last tokens."""
@@ -143,3 +195,9 @@ class SparseLM(HFLM):
         if over <= 0:
             return request
         return text, context + continuation[:over], continuation[over:]
+
+
+def _name(request: Request) -> Any:
+    """What is the same for repeats; the windows of a whole text have only their tokens."""
+    text, context, continuation = request
+    return text or (*context, None, *continuation)

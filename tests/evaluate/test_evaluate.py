@@ -264,8 +264,12 @@ def test_a_model_that_computes_nan_has_no_score(tiny):
     requests = [Instance("loglikelihood", {}, ("1+1=", f" {i}"), i) for i in (2, 3)]
     assert all(likelihood < 0 for likelihood, _ in lm.loglikelihood(requests))
     torch.nn.init.constant_(model.model.norm.weight, torch.nan)
-    with pytest.raises(ValueError, match=r"of the answer ' 2' is NaN: .*--dtype fp32"):
+    with pytest.raises(ValueError, match=r"of the text ' 2' is NaN: .*--dtype fp32"):
         lm.loglikelihood(requests)
+    with pytest.raises(ValueError, match=r"of the text 'one two' is NaN"):
+        lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("one two",), 0)])
+    with pytest.raises(ValueError, match=r"a logit of the model is NaN: .*--dtype fp32"):
+        lm.generate_until([Instance("generate_until", {}, ("1+1=", {"max_gen_toks": 3}), 0)])
 
 
 @pytest.mark.parametrize("name", STOCK)
@@ -763,6 +767,19 @@ def test_generated_text_is_that_of_the_stock_class(pair):
     ):
         assert torch.equal(one, other)
     assert sparse_lm.generate_until(requests) == reference.generate_until(requests)
+    assert (sparse_lm.num_requests, sparse_lm.num_cut) == (len(texts), 1)
+    too_many = [Instance("generate_until", {}, ("A", {"max_new_tokens": 48}), 0)]
+    with pytest.raises(ValueError, match=r"asks for 48 new tokens .* context has 48"):
+        sparse_lm.generate_until(too_many)
+
+
+def test_whole_texts_are_requests_of_as_many_windows_as_they_have(tiny):
+    tokenizer = _tokenizer("bytes")
+    model = build_model(tiny("model.context_length=16"), tokenizer.eos_token_id).eval()
+    lm = SparseLM(model, tokenizer, batch_size=2, softmax_dtype=None)
+    texts = ("1234567890" * 4, "another text")
+    lm.loglikelihood_rolling([Instance("rolling", {}, (text,), i) for i, text in enumerate(texts)])
+    assert (lm.num_requests, lm.num_cut) == (3 + 1, 0)
 
 
 def test_table_stars_what_enters_the_mean():

@@ -34,6 +34,7 @@ SHAPES = (
     Shape("2B", "2b", ("fair-2b", "frontier-2b")),
 )
 GPUS = ("H200", "H100")
+GATES = ("by Muon", "1/2", "1/4", "1/8", "1/16")  # settings that have been tried
 _NOT_MEASURED = "not measured"
 SAME_TIME = 0.08  # times that differ by at most this are taken to be equal
 # By so many nats a setting with fewer seeds must be lower than one with more to be the better one.
@@ -66,12 +67,25 @@ class Kind(NamedTuple):
 DENSE_SILU = Kind((), 0.0, False, 0, False, 1.0)
 
 
+class Rates(NamedTuple):
+    """Settings of the optimizer."""
+
+    learning_rate: float
+    gates: str = ""  # with Muon: their learning rate as a share of that one, or "by Muon"
+    more: str = ""
+
+    def __str__(self) -> str:
+        gates = f", gates {self.gates}" if self.gates else ""
+        return f"{self.learning_rate:g}{gates}{self.more}"
+
+
 class End(NamedTuple):
     """Where a run ended."""
 
     gpu: str
     loss: float  # validation, nats per token
     seconds: float  # of all GPUs
+    dead: float | None  # share of the neurons; None: not recorded
 
 
 class Setting(NamedTuple):
@@ -80,7 +94,7 @@ class Setting(NamedTuple):
     kind: Kind
     title: str  # of the kind
     tokens: int
-    rates: str  # learning rate, with Muon that of the gates, and whether neurons are normalised
+    rates: Rates
     ends: dict[int, list[End]]  # by seed; several if it was trained on several models of GPU
 
     def loss(self, seeds: Sequence[int] | None = None) -> float:
@@ -97,7 +111,7 @@ def settings(
 ) -> list[Setting]:
     """All settings with records of these models of GPU, sorted by tokens, kind and rates."""
     usual = load_recipe(shape.recipe).model.intermediate_size
-    by_key: dict[tuple[int, Kind, str], Setting] = {}
+    by_key: dict[tuple[int, Kind, Rates], Setting] = {}
     for sweep, gpu in product(shape.sweeps, gpus):
         for recipe, run in _finished(lines, sweep, gpu):
             if run.case.get("optimizer", "adamw") != optimizer:
@@ -111,7 +125,8 @@ def settings(
             setting = by_key.setdefault((tokens, kind, rates), setting)
             ends = setting.ends.setdefault(run.case["seed"], [])
             if all(end.gpu != gpu for end in ends):
-                ends.append(End(gpu, run.last("validation_loss"), run.last("gpu_seconds")))
+                dead = run.last("dead_fraction") if "dead_fraction" in run.by_metric else None
+                ends.append(End(gpu, run.last("validation_loss"), run.last("gpu_seconds"), dead))
     return [by_key[key] for key in sorted(by_key)]
 
 
@@ -177,15 +192,15 @@ def _title(kind: Kind, run: Run) -> str:
     return f"{title}, no gate" if kind.non_gated else title + neurons
 
 
-def _rates(run: Run) -> str:
+def _rates(run: Run) -> Rates:
     rate, gates = run.case["learning_rate"], ""
     if "optimizer" in run.case:
         # Not from the recipe: another default applied to dense models when the first were trained.
         of_gates = run.case.get("gate_learning_rate")
-        gates = f", gates {f'1/{rate / of_gates:.3g}' if of_gates else 'by Muon'}"
-        gates += ", normalized" if run.case.get("normalize_neurons") else ""
+        gates = f"1/{rate / of_gates:.3g}" if of_gates else "by Muon"
+    more = ", normalized" if run.case.get("normalize_neurons") else ""
     of_router = run.case.get("router_learning_rate")
-    return f"{rate:g}{gates}" + (f", router 1/{rate / of_router:.3g}" if of_router else "")
+    return Rates(rate, gates, more + (f", router 1/{rate / of_router:.3g}" if of_router else ""))
 
 
 def best(alike: Sequence[Setting]) -> Setting:
@@ -247,6 +262,28 @@ def equal_time(lines: Sequence[Line]) -> list[list[str]]:
                 for rival in rivals:
                     sides = [cell for side in (sparse, rival) for cell in _side(side)]
                     rows.append([title, *sides, _difference(sparse, rival)])
+    return _checked(rows)
+
+
+def gate_rates(lines: Sequence[Line]) -> list[list[str]]:
+    """A row for each kind of FFN that one sweep trained with several settings of the gates.
+
+    A cell has the losses of the seeds and, for sparse FFNs, the shares of dead neurons.
+
+    Raises:
+        ValueError: no records give a row.
+    """
+    rows = []
+    for shape in SHAPES:
+        for sweep in shape.sweeps:
+            by_row: dict[tuple[int, str, Rates], dict[str, str]] = {}
+            for setting in settings(lines, shape._replace(sweeps=(sweep,))):
+                row = (setting.tokens, setting.title, setting.rates._replace(gates=""))
+                by_row.setdefault(row, {})[setting.rates.gates] = _losses_and_dead(setting)
+            for (tokens, title, rates), cells in by_row.items():
+                if len(cells) > 1:
+                    model = f"{shape.title}, {tokens / 1e6:.1f}M"
+                    rows.append([model, f"{title} ({rates})", *(cells.get(g, "") for g in GATES)])
     return _checked(rows)
 
 
@@ -324,6 +361,13 @@ def _losses(setting: Setting) -> str:
     return f"{setting.loss():.3f} ({each})" if len(setting.ends) > 1 else each
 
 
+def _losses_and_dead(setting: Setting) -> str:
+    ends = [ends[0] for _, ends in sorted(setting.ends.items())]
+    losses = ", ".join(f"{end.loss:.3f}" for end in ends)
+    dead = ", ".join(f"{100 * end.dead:.0f}" for end in ends if end.dead is not None)
+    return losses if setting.kind.is_dense or not dead else f"{losses} ({dead}%)"
+
+
 def _difference(setting: Setting, other: Setting) -> str:
     """Nats, and percent in brackets."""
     nats = above(setting, other)
@@ -350,6 +394,7 @@ TOKENS_HEAD = (
     "Model, tokens", "FFN", "Learning rates; settings tried", "Validation loss (each seed)",
     "Above dense SiLU, nats (%)", "GPU seconds",
 )  # fmt: skip
+GATES_HEAD = ("Model, tokens", "FFN (Muon's learning rate)", *GATES)
 TIME_HEAD = (
     "Model, optimizer, GPU", "Sparse FFN (learning rates)", "Tokens; seconds", "Loss",
     "Dense FFN (learning rates)", "Tokens; seconds", "Loss", "Sparse above dense, nats (%)",

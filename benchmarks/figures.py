@@ -188,7 +188,7 @@ def _speeds(axes: Axes, points: Sequence[Any], name: str, index: int, marker: st
 FIGURES: dict[str, tuple[str, str, Callable[[Sequence[Line]], Figure]]] = {
     "frontier-same-time": (
         "Validation loss against GPU time at the shapes of 0.5b and 2b, dense and sparse FFNs",
-        "Muon; mean of two seeds for 0.5B, one seed for 2B; NVIDIA H200",
+        "Muon; mean of two seeds; NVIDIA H200",
         _same_time,
     ),
     "frontier-long": (

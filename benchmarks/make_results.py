@@ -94,23 +94,6 @@ _WIDTHS = (
     ("sparse, 8 times as wide", "wide8-target60-fp8-seed*", "H100"),
     ("sparse, non-gated, 6 times as wide", "wide4-non-gated-target60-fp8-seed*", "H100"),
 )
-_SLOWER = "wide1-target60-longer-muon-gates-slower-fp8-"
-# Model with Muon's learning rate and tokens, then sweep and run at each of `_RATIOS`.
-_GATES: tuple[tuple[str, str, tuple[str | None, ...]], ...] = (
-    ("`small`, 0.004, 35.4M", "frontier",
-     (None, "wide1-target60-longer-muon-gates-fp8-0.004-*", _SLOWER + "0.0005-*",
-      _SLOWER + "0.00025-*")),
-    ("0.5B, 0.002, 33.4M", "frontier-0.5b",
-     ("wide1-target60-longer-muon-gates-fp8-0.002-*", _SLOWER + "0.0005-*", _SLOWER + "0.00025-*",
-      _SLOWER + "0.000125-*")),
-    ("0.5B, 0.002, 111.4M", _HALF,
-     ("wide1-target60-0.002-*", "wide1-target60-gates-0.0005-*", "wide1-target60-gates-0.00025-*",
-      None)),
-    ("2B, 0.0024, 22.6M", "frontier-2b",
-     (None, "wide1-target60-muon-gates-fp8-0.0024-*",
-      "wide1-target60-muon-gates-slower-fp8-0.0003-*", None)),
-)  # fmt: skip
-_RATIOS = ("1/2", "1/4", "1/8", "1/16")
 # Sweep, GPU, what the run does, its name.
 _RELUFY = tuple(
     (sweep, gpu, title, f"{name}-seed*")
@@ -160,15 +143,6 @@ def _long(lines: Sequence[Line]) -> str:
         rows.append([model, title, _losses(group), _seconds(group), _active(group), _dead(group)])
     head = ["Model", "FFN", "Validation loss of each seed", "GPU seconds", "Active", "Dead"]
     return markdown_table(head, rows)
-
-
-def _gates(lines: Sequence[Line]) -> str:
-    rows = []
-    for model, sweep, names in _GATES:
-        groups = [name and runs(lines, sweep, name) for name in names]
-        cells = [f"{_losses(group)} ({_dead(group)})" if group else "" for group in groups]
-        rows.append([model, *cells])
-    return markdown_table(["Model, Muon's learning rate, tokens", *_RATIOS], rows)
 
 
 def _widths(lines: Sequence[Line]) -> str:
@@ -542,7 +516,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "equal-time": lambda lines: markdown_table(equal.TIME_HEAD, equal.equal_time(lines)),
     "lead": lambda lines: markdown_table(lead.HEAD, lead.expected(lines)),
     "long": _long,
-    "gates": _gates,
+    "gates": lambda lines: markdown_table(equal.GATES_HEAD, equal.gate_rates(lines)),
     "widths": _widths,
     "relufy": _relufy,
     "zeros": _zeros,

@@ -112,6 +112,23 @@ def test_wide_ffns_are_rows_of_their_own_where_neurons_were_normalized():
     assert row[1] == "sparse, target 60, 11,264 neurons (0.002, gates 1/8, normalized)"
 
 
+def test_rates_of_the_gates_are_compared_within_one_sweep():
+    dead = [
+        record | {"metric": "dead_fraction", "value": 0.26}
+        for record in ended("target60-0.000125-seed1", 0.0, 0.0, **SIXTEENTH)[:1]
+    ]
+    sparse = [*ended("target60-0.000125-seed1", 4.2, 99.0, **SIXTEENTH), *dead]
+    sweep = {"sweep": "frontier-0.5b"}
+    older = ended("wide1-target60-muon-gates-fp8-0.002-seed0", 3.9, 160.0, gates=5e-4, **sweep)
+    alone = ended("dense-silu-narrow-2816-seed0", 4.0, 110.0, **SIXTEENTH)
+    assert equal.gate_rates([*DENSE, *SPARSE, *sparse, *older, *alone]) == [
+        ["0.5B, 26.2M", "dense SiLU (0.002)", "4.100, 4.120", "", "", "", "4.000, 4.020"],
+        ["0.5B, 26.2M", "sparse, target 60 (0.002)", "", "", "", "4.040, 4.100", "4.200 (26%)"],
+    ]
+    with pytest.raises(ValueError, match="no runs"):
+        equal.gate_rates(alone)
+
+
 def test_a_run_of_a_fair_sweep_replaces_the_same_one_of_an_older_sweep():
     older = [
         record

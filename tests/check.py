@@ -5,8 +5,6 @@ commit. Tests marked ``slow`` or ``long`` are left to ``make test``, as are thos
 time for: first come the changed test files and those with the name of a changed module.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What the documents of this repository tell a reader to type, and whether it exists."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

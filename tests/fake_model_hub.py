@@ -1,7 +1,5 @@
 """A Hugging Face hub on the loopback interface, as far as models are pushed to and read from it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """An HTTP server on the loopback interface that stands in for one of the internet."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import re

@@ -6,8 +6,6 @@ every tensor of the last checkpoint. With ``--as`` it compares them with those o
 such as one with the code of another commit, and fails where they differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The processes of training runs on this machine, found by a word of their command line."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

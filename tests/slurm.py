@@ -1,7 +1,5 @@
 """A real Slurm of two nodes on this machine, where slurm-wlm and munge are installed."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

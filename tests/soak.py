@@ -9,8 +9,6 @@ process may be left, none may hang, and memory stays flat. `--record` adds the f
 results.jsonl.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import random

@@ -3,8 +3,6 @@
 Those that need a checkpoint start nothing, and do not count, where there is none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

@@ -1,7 +1,5 @@
 """A run on two ranks for the soak: its processes, and what they said."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """What commands refuse before they load anything."""
 
-from __future__ import annotations
-
 from argparse import ArgumentTypeError
 from contextlib import nullcontext
 from pathlib import Path

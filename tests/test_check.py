@@ -1,7 +1,5 @@
 """`make check` runs the tests of what changed, for as long as it may."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from types import SimpleNamespace

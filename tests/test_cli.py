@@ -1,7 +1,5 @@
 """The command line: quick, and helpful about what was probably meant."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """Every kind of file that is read: where one is damaged, a sentence names it, and no traceback."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whether kernels can run on a device, and what is said where they cannot."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

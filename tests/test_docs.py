@@ -1,7 +1,5 @@
 """The documentation builds with every link, anchor and docstring in order."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the documents say can be typed, is there, and what a CPU can run, runs."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Errors that need no PyTorch come before it is imported, which takes seconds, or a minute."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The examples of training in other loops run with the stock libraries and make FFNs sparse."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Generation: the same tokens as without a cache, whole characters, counted non-zeros."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools

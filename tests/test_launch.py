@@ -1,7 +1,5 @@
 """Every file of launch/ is one that accelerate accepts, and slurm.sh does its work under Slurm."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The model is Hugging Face's, name for name and number for number."""
 
-from __future__ import annotations
-
 import functools
 import sys
 

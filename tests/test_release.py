@@ -1,7 +1,5 @@
 """What a release states stands in one place, and the files around it can be read."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

@@ -1,7 +1,5 @@
 """The wheel, built and installed elsewhere, carries everything that training needs."""
 
-from __future__ import annotations
-
 import zipfile
 
 import pytest

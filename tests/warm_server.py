@@ -4,8 +4,6 @@ Each connection has one request, a JSON object in a line. It is answered by two 
 the process that runs the program and, once that has ended, its exit status.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """Traces and their statistics: against brute force, and against figures of a real pilot model."""
 
-from __future__ import annotations
-
 import json
 import resource
 from pathlib import Path

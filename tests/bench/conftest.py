@@ -1,7 +1,5 @@
 """Options, shapes, traces and a clock that the benchmarks' tests share."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The benchmark of docs/extending.md, measured on a CPU."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from types import SimpleNamespace

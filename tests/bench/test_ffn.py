@@ -1,7 +1,5 @@
 """`sparsellm bench ffn` and ``ffn-train`` on a CPU; the GPU run is the benchmark itself."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """`bench generation`: its figures, and gates that fit the asked number of neurons."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """A model's forward, checkpoint after checkpoint in one process: every block stays compiled."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from types import SimpleNamespace

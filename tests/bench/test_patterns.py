@@ -1,7 +1,5 @@
 """Patterns of the kernel benchmarks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

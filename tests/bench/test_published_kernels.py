@@ -1,7 +1,5 @@
 """Kernels of others beside dense: what a file of calls gives, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 import published_kernels

@@ -1,7 +1,5 @@
 """Every recorded figure has the same keys, and is printed the same way."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Configurations that keep the device busy: their order, their times, and the power meanwhile."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import types

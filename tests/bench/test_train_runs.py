@@ -1,7 +1,5 @@
 """Whole training runs: their arithmetic on made-up records, and one real one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Equal tokens and equal time: which runs are compared, and by how much they differ."""
 
-from __future__ import annotations
-
 import pytest
 
 import equal

@@ -1,7 +1,5 @@
 """Errors of FP8 sums are those that products make, by layer, and the loss is that of the model."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The model of the lead gives back the parameters of runs that were made by it."""
 
-from __future__ import annotations
-
 from math import log
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Throughput is measured at every size, with every optimizer, and the weights stay as they are."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,7 +1,5 @@
 """The mixture of experts computes what stock transformers does, and trains as the recipe says."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

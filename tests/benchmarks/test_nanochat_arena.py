@@ -1,7 +1,5 @@
 """What the arena reads, cuts and moves; the run itself needs nanochat's checkout."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

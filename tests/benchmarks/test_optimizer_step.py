@@ -1,7 +1,5 @@
 """The optimizers' steps are timed on the parameters that a training run has."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

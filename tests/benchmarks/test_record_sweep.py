@@ -1,7 +1,5 @@
 """What is recorded of a sweep: how its runs ended, and when their target was reached for good."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Tables, figures and claims: made from the committed records, the newest of each case."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import xml.etree.ElementTree as ET

@@ -4,8 +4,6 @@ It serves one dataset of a few Parquet shards and can be told to be rude: `FakeH
 what the next requests for file content get instead of an answer.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

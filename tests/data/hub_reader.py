@@ -1,7 +1,5 @@
 """Prints 40 sequences of a corpus and the numbers of its shards: ``hub_reader.py CORPUS``."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """A folder over HTTP on the loopback interface, with ranges of bytes, and faults on request."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

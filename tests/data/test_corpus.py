@@ -1,7 +1,5 @@
 """Corpora: bundled ones, overrides, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import re
 

@@ -1,7 +1,5 @@
 """Missing, damaged and strange shards are named, whoever reads them; killed workers too."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

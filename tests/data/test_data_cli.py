@@ -1,7 +1,5 @@
 """`sparsellm data`: tokenised shards give the same stream, to the id; reports count right."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

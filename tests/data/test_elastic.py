@@ -1,7 +1,5 @@
 """The global stream does not depend on ranks and workers, nor on how often they change."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

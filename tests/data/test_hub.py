@@ -1,7 +1,5 @@
 """The hub path for real: datasets and huggingface_hub against a hub on the loopback interface."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The loader: exact state despite workers and prefetch, disjoint ranks, clear refusals."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Faults of a network: how long they are waited for."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Files at addresses through fsspec: an HTTP server with faults, and one in memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

@@ -1,7 +1,5 @@
 """Text files of many documents: each is found once, and what would be missed is told."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

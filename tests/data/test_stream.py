@@ -1,7 +1,5 @@
 """Every document once an epoch, every token a target once, and cursors that restore exactly."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """What reading costs: blocks that are kept in memory, and text that is tokenised again."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import weakref

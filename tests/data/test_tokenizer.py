@@ -1,7 +1,5 @@
 """GPT-2 and byte tokenizers on real and hostile text."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The forward pass of a prompt gives what transformers' own gives, by fewer operators."""
 
-from __future__ import annotations
-
 import cProfile
 import pstats
 from collections import Counter

@@ -1,7 +1,5 @@
 """Generation by one step for every token gives what transformers' own loop gives."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

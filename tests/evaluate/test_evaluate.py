@@ -1,7 +1,5 @@
 """`sparsellm eval`: lm-eval's own scores, to the last digit, on one process and on several."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

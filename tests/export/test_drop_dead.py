@@ -1,7 +1,5 @@
 """Dead neurons left out of an export: which ones, how exactly, and what is said of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Exported folders: what stock tools compute from them, and the way back."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Models on the hub: `export --push`, and `eval` and `train --init-from` by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The plugin of vLLM, by vLLM itself where it is installed; docs/inference.md says how."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import entry_points
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Models of stock transformers that tests of accelerated models share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

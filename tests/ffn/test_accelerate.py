@@ -1,7 +1,5 @@
 """`sparsellm.accelerate` and its operator in plain torch; tests/gpu has the kernels."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

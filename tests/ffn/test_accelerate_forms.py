@@ -1,7 +1,5 @@
 """What `sparsellm.accelerate` takes and what it leaves alone: by what a forward computes."""
 
-from __future__ import annotations
-
 import copy
 from collections import OrderedDict
 

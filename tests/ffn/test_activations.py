@@ -1,7 +1,5 @@
 """An activation that declares `kernels` is computed as its own formula says, sparse too."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import get_args
 

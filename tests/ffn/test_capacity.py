@@ -1,7 +1,5 @@
 """Columns kept for backward: never too few at first, soon not many more than needed."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

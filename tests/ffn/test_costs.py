@@ -1,7 +1,5 @@
 """What the choice between dense and sparse is measured with."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations

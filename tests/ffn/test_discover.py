@@ -1,7 +1,5 @@
 """`sparsellm.accelerate` computes nothing else than the model, whatever it is and becomes."""
 
-from __future__ import annotations
-
 import copy
 
 import accelerate

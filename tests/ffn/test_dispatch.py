@@ -1,7 +1,5 @@
 """Dense or sparse: the choice follows what the kernels observed and what both were measured at."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Casts and zeros of many tensors at once."""
 
-from __future__ import annotations
-
 import torch
 
 from sparsellm.ffn.step_shared import Fills

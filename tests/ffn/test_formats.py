@@ -1,7 +1,5 @@
 """TwELL and the hybrid format in plain torch, against plain loops and gradients in float64."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

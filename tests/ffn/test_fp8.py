@@ -1,7 +1,5 @@
 """FP8 on a CPU, in plain torch: numbers, linear layers, and sparse FFNs in both formats."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The operators of the hybrid format on a CPU, against those of the union format and autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.autograd import gradcheck

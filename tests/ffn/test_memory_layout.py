@@ -1,7 +1,5 @@
 """An accelerated model has one copy of its weights, and is saved, moved and trained as before."""
 
-from __future__ import annotations
-
 import copy
 import io
 

@@ -1,7 +1,5 @@
 """The reference ops against formulas in numpy and gradients in float64."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Linear layers that share a step's weight; test_step_shared.py has them in FFNs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

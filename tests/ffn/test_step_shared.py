@@ -3,8 +3,6 @@
 On the dense path, linear layers share as test_shared_linear.py has it.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

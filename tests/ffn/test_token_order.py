@@ -1,7 +1,5 @@
 """The order of the tokens, and that computing in it changes nothing but the unions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

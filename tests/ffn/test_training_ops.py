@@ -1,7 +1,5 @@
 """Training on the pattern against autograd of the dense formula; tests/gpu has the kernels."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The values that TwELL holds; for tests."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What GPU tests need, and memory in which shows what a kernel fails to write."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

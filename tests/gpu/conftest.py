@@ -1,7 +1,5 @@
 """Tests that ask for ``architecture`` run once per architecture's kernels that the GPU can run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

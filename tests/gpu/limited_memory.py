@@ -3,8 +3,6 @@
 The estimate of a step's memory is told of KNOWN bytes; the process can allocate USABLE.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -4,8 +4,6 @@
 racecheck fails inside cuBLAS.
 """
 
-from __future__ import annotations
-
 import sys
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """`sparsellm.accelerate` on whole models on a GPU."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The kernels of every activation but ReLU, which the other tests have, against float64."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints from a GPU: what is saved is what was there, though training goes on at once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

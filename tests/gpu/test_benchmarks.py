@@ -1,7 +1,5 @@
 """`sparsellm bench ffn` and ``ffn-train`` on CUDA, at a small size: events, graphs, memory."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

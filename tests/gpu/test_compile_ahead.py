@@ -1,7 +1,5 @@
 """What is compiled while a run is built is all that training's kernels need."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

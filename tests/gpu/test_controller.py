@@ -1,7 +1,5 @@
 """`SparsityController` in a loop of one's own: its kernels, sorted tokens, and its choice."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

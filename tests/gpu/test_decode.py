@@ -1,7 +1,5 @@
 """The kernels for up to 64 tokens, against float64 and to the bit."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

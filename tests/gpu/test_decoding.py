@@ -1,7 +1,5 @@
 """The kernels of a decoding step against plain torch, and the step as a CUDA graph."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 from typing import NamedTuple

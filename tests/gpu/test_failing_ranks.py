@@ -1,7 +1,5 @@
 """Ranks that fail under NCCL: one message, by whoever has it, and all processes end in seconds."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """What fp16 has and bf16 has not: an end at 65,504. It is reached as in a dense model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """FP8 on a GPU against float64 of the same e4m3 numbers, and quantisation to the bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,7 +1,5 @@
 """Training kernels on the hybrid format against float64, whatever overflows."""
 
-from __future__ import annotations
-
 import os
 import random
 

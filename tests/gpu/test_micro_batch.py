@@ -1,7 +1,5 @@
 """`train.micro_batch_size: auto` on a GPU that is made to look small, compiled and sparse."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

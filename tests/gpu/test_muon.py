@@ -1,7 +1,5 @@
 """Muon's passes over all numbers: the same bits as PyTorch's operations, at every size and type."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The ramp of the activation and the teacher on a GPU: compiled, in bf16, on the sparse kernels."""
 
-from __future__ import annotations
-
 import pytest
 from conftest import TINY
 

@@ -1,7 +1,5 @@
 """No kernel reads or writes out of bounds, and no two threads race in shared memory."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

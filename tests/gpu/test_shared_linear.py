@@ -1,7 +1,5 @@
 """Weight gradients added in fp32 by the matrix product itself, on CUDA."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The operator on a GPU: fuzzed against float64 with poisoned memory, in graphs, on streams."""
 
-from __future__ import annotations
-
 import os
 import random
 

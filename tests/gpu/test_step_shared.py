@@ -1,7 +1,5 @@
 """A step of several micro-batches on the kernels: weights cast once, gradients added in place."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

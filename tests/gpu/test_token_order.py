@@ -1,7 +1,5 @@
 """Sorting tokens on the GPU, how heavy blocks are split, and inference in another order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Training on CUDA: the options that only exist there, and several GPUs as one."""
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Forward and backward on the pattern against float64 autograd of the dense formula."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

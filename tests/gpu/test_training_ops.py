@@ -4,8 +4,6 @@ M tokens, K hidden_size, N intermediate_size. What is right is autograd of the d
 float64; how near one has to come, the dense formula in bf16 says.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """The transpose of weights: the same bits as PyTorch's, at every tail and type."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The TwELL kernels against float64, Hopper's and portable ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from ffn.twell_values import unpack_twell

@@ -1,7 +1,5 @@
 """The union kernels against float64 and to the bit: Hopper's, and the portable ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

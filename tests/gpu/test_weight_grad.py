@@ -3,8 +3,6 @@
 M tokens, K hidden_size, N intermediate_size, C columns of room.
 """
 
-from __future__ import annotations
-
 import random
 from typing import NamedTuple
 

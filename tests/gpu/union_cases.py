@@ -3,8 +3,6 @@
 M tokens, K hidden_size, N intermediate_size.
 """
 
-from __future__ import annotations
-
 import random
 from types import ModuleType
 from typing import NamedTuple

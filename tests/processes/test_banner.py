@@ -1,7 +1,5 @@
 """The lines before a run: what they say, what they warn of, and that they come first."""
 
-from __future__ import annotations
-
 import re
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How many processes compile for a rank, and that they are started before they are needed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch._inductor.config as inductor

@@ -1,7 +1,5 @@
 """Ranks that would train on different things are told so before the first step."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

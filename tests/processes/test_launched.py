@@ -1,7 +1,5 @@
 """Processes of training runs: what a failed one says, and that a closed one is gone."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """A rank that fails, is killed or loses its launcher: one message, and the others end."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Signals: one line at once, a clean end before the first step, and which of several quit."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

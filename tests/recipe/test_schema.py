@@ -1,7 +1,5 @@
 """Recipes: every bundled one loads, says what the paper says, and refuses what is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 

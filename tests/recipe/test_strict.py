@@ -1,7 +1,5 @@
 """Damaged and hostile files are one sentence that names file, line and key."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

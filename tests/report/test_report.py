@@ -1,7 +1,5 @@
 """The report: what is read of a run, and the page in a real browser."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """What a report says first."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from sparsellm.recipe import load_recipe

@@ -4,8 +4,6 @@ Saves one state from four ranks that have it whole, loads it sharded over four, 
 sharded over two and whole on four, and compares every bit. The last save fails on one rank.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

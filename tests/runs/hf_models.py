@@ -1,7 +1,5 @@
 """Tiny random models of stock transformers' classes, in folders as people have them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

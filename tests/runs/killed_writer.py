@@ -6,8 +6,6 @@ renaming, making or deleting a file or folder. Another child then finds what a r
 and saves again. Ends where a child was not killed; prints how many were.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

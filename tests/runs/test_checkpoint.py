@@ -1,7 +1,5 @@
 """Checkpoints: atomic, durable, pruned late, and clear about damage."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """Checkpoints that are damaged in any of their files, and what is offered instead."""
 
-from __future__ import annotations
-
 import shutil
 import time
 

@@ -1,7 +1,5 @@
 """Models of other people's: imported by their config.json, and exported in the same class."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """What a Hugging Face folder holds besides weights goes through import, training and export."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

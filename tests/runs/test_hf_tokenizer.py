@@ -1,7 +1,5 @@
 """The exported tokenizers give the ids that training saw."""
 
-from __future__ import annotations
-
 import itertools
 
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """Where a run comes from: it goes on from its newest checkpoint; going back begins a new run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A writer that is killed, at whatever operation, leaves a whole checkpoint to resume from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

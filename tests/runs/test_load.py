@@ -1,7 +1,5 @@
 """`sparsellm.load`: whatever a model is, it comes with its tokenizer, as transformers' classes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Two trainings never share a run folder, and a dead one does not keep it."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Every byte of a checkpoint is accounted for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Local JSONL and wandb: the same numbers, once, across restarts."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

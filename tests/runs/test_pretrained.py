@@ -1,7 +1,5 @@
 """Loading a trained model for use."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from conftest import save_run

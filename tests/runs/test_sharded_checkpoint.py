@@ -1,7 +1,5 @@
 """Checkpoints of several ranks: each writes its part, and any number of ranks reads them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 With ``kill`` as END it ends by SIGKILL, with wandb's process, once all is logged.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

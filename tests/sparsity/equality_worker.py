@@ -4,8 +4,6 @@
 overrides. The main rank writes what differs, for each split.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -4,8 +4,6 @@
 statistics of both, for each way to run a block.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

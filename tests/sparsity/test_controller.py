@@ -1,7 +1,5 @@
 """The controller in a loop of one's own: L1, counts, λ, kernels, state, and forgotten calls."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -1,7 +1,5 @@
 """`replace_ffns`: what it replaces, keeps, and leaves alone with a reason."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

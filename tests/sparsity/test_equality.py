@@ -1,7 +1,5 @@
 """A loop of one's own with `SparsityController` trains as our loop does, on the same data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The controller under FSDP2: two ranks on a CPU, with accumulation and recomputation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The controller of λ: on simulated plants, in real runs, saved, resumed, and refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

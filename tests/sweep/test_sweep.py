@@ -1,7 +1,5 @@
 """Sweeps: what is planned, trained, skipped, resumed, refused and reported."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

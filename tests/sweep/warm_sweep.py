@@ -1,7 +1,5 @@
 """`sparsellm` whose sweeps fork their workers from this process, in which torch is imported."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 

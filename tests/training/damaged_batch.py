@@ -4,8 +4,6 @@ On that rank every token that the step reads is the same byte, which text does n
 (``damage``), or its loss is NaN (``spoil``).
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

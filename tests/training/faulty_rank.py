@@ -8,8 +8,6 @@ minutes; `runtime.timeout_minutes` must be 2, the least. With ``SPARSELLM_TEST_D
 step is NaN on rank 1, and every 53rd reads a damaged batch.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -4,8 +4,6 @@
 script or ``-m MODULE``. accelerate shards only processes that it takes for GPU processes.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 

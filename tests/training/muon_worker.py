@@ -9,8 +9,6 @@ divide by neither two nor four, one matrix has fewer rows than four ranks, and r
 shares of the five matrices of one shape; each multiplies at most two at once.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from unittest import mock

@@ -4,8 +4,6 @@ It shares with a run only its initial weights and its text. B sequences of T tok
 batch of a step, L layers, N intermediate_size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Ranks begin with one sequence; later the first has room for any number, the second for SEQUENCES.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

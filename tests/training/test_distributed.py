@@ -1,7 +1,5 @@
 """The same global batch, split in every way: one loss, one gradient, one set of statistics."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

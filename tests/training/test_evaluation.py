@@ -1,7 +1,5 @@
 """Benchmarks during training: what they lack is said first; a failure does not end the run."""
 
-from __future__ import annotations
-
 import importlib.util
 import signal
 

@@ -1,7 +1,5 @@
 """What a run records and saves is what a plain loop over stock transformers computes."""
 
-from __future__ import annotations
-
 import functools
 import re
 from itertools import islice, pairwise

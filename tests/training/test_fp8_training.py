@@ -1,7 +1,5 @@
 """`runtime.precision: fp8` in training; a CPU computes the same numbers."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

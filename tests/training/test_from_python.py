@@ -1,7 +1,5 @@
 """`sparsellm.train`: our loop from Python."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What micro-batches share reaches every forward pass of a step as it was made."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh

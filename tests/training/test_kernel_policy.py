@@ -1,7 +1,5 @@
 """Dense or sparse training, layer by layer: from exact sums, alike on all ranks."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

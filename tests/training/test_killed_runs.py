@@ -1,7 +1,5 @@
 """Runs that are killed and resumed: what is killed, and what is claimed afterwards."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

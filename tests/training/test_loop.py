@@ -1,7 +1,5 @@
 """The loop as a user runs it: killed, stopped, resumed, diverging, and told what is wrong."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

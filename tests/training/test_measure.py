@@ -1,7 +1,5 @@
 """What follows a step: saved first; a failure is logged, an interruption made up for on resume."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`train.micro_batch_size: auto`: which size a run has changes its speed, and nothing else."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from types import SimpleNamespace

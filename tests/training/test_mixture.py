@@ -1,7 +1,5 @@
 """A run on several corpora: their shares, tokens and validation losses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Neuron-wise normalisation of Muon's updates: norms, dead neurons, and which matrices have it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

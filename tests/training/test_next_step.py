@@ -1,7 +1,5 @@
 """A step that begins within the one before changes no number, and loses nothing when it fails."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Steps and weights that are not finite: stopped or skipped, and never saved."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decay groups, Muon beside AdamW, refused updates, and targeted re-initialisation."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """SiLU → ReLU: the ramp of the activation and the teacher, each against its formula."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Learning rate and L1 over the steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparsellm.recipe.sections import OptimizerConfig, SparsityConfig

@@ -1,7 +1,5 @@
 """A run that two ranks save in shards: every command reads it, and other launches continue it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Finite spikes of the loss or the gradient norm: a damaged batch is skipped, on every rank."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

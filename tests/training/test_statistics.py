@@ -1,7 +1,5 @@
 """Statistics against plain numpy on the same activations, however they are split."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """One step: for what the host waits, and what its time is counted as."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

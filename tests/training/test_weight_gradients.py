@@ -1,7 +1,5 @@
 """`runtime.weight_gradients: fused` changes how gradients are added up, and not what they are."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 

@@ -5,8 +5,6 @@ Compiles kernels (SOURCES: stems of their files, separated by commas) for Hopper
 compilation appends a line to LOG. ``stall``: it does not end.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -6,8 +6,6 @@ is what `make test` does first: pip holds one CUDA 12 compiler at a time, so the
 A compiler runs in a process of its own: some versions crash where others report an error.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

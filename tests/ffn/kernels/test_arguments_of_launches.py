@@ -1,7 +1,5 @@
 """Every launch passes what its kernel takes, without a GPU: the driver is replaced, and no more."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every kernel compiles, with the options that the GPU's owner will use; needs no GPU."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

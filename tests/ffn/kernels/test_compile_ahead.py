@@ -1,7 +1,5 @@
 """The kernels of training are compiled while a run is built, each once on a node."""
 
-from __future__ import annotations
-
 import re
 import threading
 from pathlib import Path

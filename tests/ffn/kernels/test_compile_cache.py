@@ -1,7 +1,5 @@
 """A kernel is compiled once on a node, by whichever process comes first; real compilations."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

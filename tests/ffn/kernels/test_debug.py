@@ -1,7 +1,5 @@
 """SPARSELLM_DEBUG, on real compilations."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which GPU runs whose kernels, without one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What the driver is handed: each argument's own bytes."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 import threading

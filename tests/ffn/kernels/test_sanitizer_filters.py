@@ -1,7 +1,5 @@
 """What compute-sanitizer examines is every kernel that there is."""
 
-from __future__ import annotations
-
 import re
 
 from gpu.test_sanitizer import KERNELS

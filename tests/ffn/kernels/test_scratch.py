@@ -1,7 +1,5 @@
 """Arrays that share an allocation."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """How backward learns how many columns forward counted, without a GPU."""
 
-from __future__ import annotations
-
 import threading
 import time
 

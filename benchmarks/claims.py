@@ -5,8 +5,6 @@ A line is the page, a sentence of it with the number as ``{:.1f}``, and an expre
 ``seconds(sweep, run)`` are the validation loss and the GPU seconds at the end of a run.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from functools import partial

@@ -5,8 +5,6 @@ of the sweeps `frontier…` of the same shape count too. A kind of FFN is shown 
 settings of its optimizer. Losses are compared across sweeps and models of GPU, times within one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby, product

@@ -17,8 +17,6 @@ text in FP8, with dense FFNs; there ``rounded`` has sums in fp32. The baseline o
 is the figure without it.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections import defaultdict

@@ -18,8 +18,6 @@ both β. They leave out that the model may be wrong: beyond the runs it is not k
 stays or goes on with ln T. r is that of runs which all began dense.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby, product
 from math import log, sqrt

@@ -5,8 +5,6 @@ names the records that it shows, so that a new kind of measurement gets a new ro
 `equal` and `lead` take all records of their sweeps.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence

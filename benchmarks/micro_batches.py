@@ -9,8 +9,6 @@ keeps the weights as they are, so that all sizes and optimizers are measured at 
 `sparsellm bench train` starts a process for every setting instead, from a checkpoint.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

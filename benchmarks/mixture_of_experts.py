@@ -11,8 +11,6 @@ that of the recipe's own runs: tokens, held-out text, optimizer, schedule, loss,
 loss and time can be compared. The experts together have ``model.intermediate_size`` neurons.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

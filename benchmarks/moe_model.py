@@ -5,8 +5,6 @@ for the gates of experts, too: beside Muon, AdamW updates them at `optimizer.gat
 The router, which chooses experts, has a learning rate of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -17,8 +17,6 @@ case has two times of training until then, both without evaluations: ``train_sec
 counts them, without the first ten steps; and ``all_seconds``, with these and all compilation.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

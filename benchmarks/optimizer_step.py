@@ -8,8 +8,6 @@ configuration; gradients are random numbers. The baseline of Muon's times is Ada
 ratio says how many times longer Muon takes.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import statistics

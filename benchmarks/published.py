@@ -4,8 +4,6 @@ Paper: arXiv 2603.23198, its λ = 2e-5, per GPU of a node of eight H100 (its ene
 1,048,576 tokens per step.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

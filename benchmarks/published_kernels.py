@@ -14,8 +14,6 @@ Both configurations get the same inputs, run for seconds in one process, and mus
 results are not timed. Shapes: M tokens, K hidden size, N neurons.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shlex

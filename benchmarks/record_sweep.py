@@ -8,8 +8,6 @@ trained. Hardware, commit and command are also those that the runs recorded.
 ``--curves`` names the runs that a figure draws; of the others the last validation is enough.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -3,8 +3,6 @@
 Tables, figures and claims select with these functions, so a number has one source.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase

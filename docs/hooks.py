@@ -3,8 +3,6 @@
 Each fact has one place; the site shows it where a reader looks for it.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

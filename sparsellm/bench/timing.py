@@ -7,8 +7,6 @@ first third is not timed; stretches of the configurations alternate, so that a G
 meets all alike. Power and clock are those of the timed parts, read through NVML (nvidia-ml-py).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import statistics

@@ -1,7 +1,5 @@
 """Looks at the text of a run before torch is loaded, which takes seconds."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 from sparsellm.data.held_out import validated

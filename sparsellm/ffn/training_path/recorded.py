@@ -1,7 +1,5 @@
 """What an FFN records of a forward pass in training."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

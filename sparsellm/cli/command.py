@@ -213,9 +213,9 @@ def _write_sample(run_path: Path, steps: int) -> None:
     The model is read from the last checkpoint, so that the training's own is not touched. Does
     nothing without a checkpoint of the last step, or if that has been sampled already.
     """
-    from sparsellm.report.collect import SAMPLE_FILE, Sample
+    from sparsellm.report.collect import Sample
     from sparsellm.runs.checkpoint import latest, step_name
-    from sparsellm.runs.files import write_atomically
+    from sparsellm.runs.files import SAMPLE_FILE, write_atomically
 
     newest, file = latest(run_path / "checkpoints"), run_path / SAMPLE_FILE
     if newest is None or newest.name != step_name(steps):

@@ -16,6 +16,7 @@ from sparsellm.analyze.cli import ANALYSIS_FOLDER, STATISTICS_FILE
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe.strict import read_model
 from sparsellm.runs import checkpoint
+from sparsellm.runs.files import SAMPLE_FILE
 from sparsellm.runs.telemetry.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.telemetry.records import (
     METRICS_FILE,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from sparsellm.ffn.dispatch import Costs
 
-SAMPLE_FILE = "sample.json"
 _UNREADABLE, _MOST_UNREADABLE = "\N{REPLACEMENT CHARACTER}", 0.05  # and its largest share of a text
 Records = list[dict[str, Any]]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RECIPE_FILE = "recipe.yaml"  # in a run's folder and in each of its checkpoints
 SWEEP_FILE = "sweep.json"  # in a sweep's folder
+SAMPLE_FILE = "sample.json"  # text that a run's model wrote when training ended
 
 
 def free_path(stem: Path, suffix: str = "") -> Path:

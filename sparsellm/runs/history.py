@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sparsellm.recipe.strict import read_json
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import free_path
+from sparsellm.runs.files import SAMPLE_FILE, free_path
 from sparsellm.runs.manifest import read_manifest
 from sparsellm.runs.telemetry.dashboard import SENT_FILE, WANDB_ID_FILE
 from sparsellm.runs.telemetry.records import METRICS_FILE, Parent, read_lines, read_metrics, stays
@@ -55,14 +56,20 @@ def set_records_aside(run_path: Path) -> Path | None:
 def set_results_aside(run_path: Path, step: int) -> Path | None:
     """Moves what was measured of checkpoints after ``step``: the run makes others of these names.
 
-    Those checkpoints were deleted or moved away. Returns the folder with their scores and
-    analyses; None if there are none.
+    Those checkpoints were deleted or moved away. Returns the folder with their scores, analyses and
+    sample of text; None if there are none.
+
+    Raises:
+        ValueError: the sample is damaged.
     """
     results = [
         path
         for path in (run_path / "checkpoints").glob("*_step_[0-9]*")
         if int(re.findall(r"_step_(\d+)", path.name)[0]) > step
     ]
+    sample = run_path / SAMPLE_FILE
+    if sample.is_file() and read_json(sample, "delete it").get("step", 0) > step:
+        results.append(sample)
     if not results:
         return None
     aside = free_path(run_path / "results")

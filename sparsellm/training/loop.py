@@ -249,8 +249,8 @@ def _begin_records(run: Run) -> None:
         )
     if aside := set_results_aside(path, run.step):
         accelerator.print(
-            f"scores and analyses of earlier checkpoints after step {run.step} are now in {aside}: "
-            "these steps are trained again"
+            f"scores, analyses and text of earlier checkpoints after step {run.step} are now in "
+            f"{aside}: these steps are trained again"
         )
     write_atomically(path / RECIPE_FILE, run.recipe.to_yaml())
     session = this_session(

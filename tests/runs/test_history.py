@@ -104,13 +104,15 @@ def test_scores_of_checkpoints_that_are_gone_are_not_those_of_the_next(train):
     (first.path / "checkpoints" / "analysis_step_00000004").mkdir()
     train("train.steps=5")
     assert len(read_runs([first.path])[0].evaluations) == 1  # they are still of a step of this run
+    (first.path / "sample.json").write_text(json.dumps({"step": 5, "text": "def"}))
     for step in (4, 5):
         shutil.rmtree(first.checkpoint(step))
     again = train("train.steps=5", "seed=1", "data.on_mismatch=restart")
     aside = first.path / "results.1"
     assert f"of earlier checkpoints after step 2 are now in {aside}" in again.stdout
-    assert read_runs([first.path])[0].evaluations == []
-    names = {"analysis_step_00000004", "eval_step_00000004_piqa.json"}
+    [run] = read_runs([first.path])
+    assert (run.evaluations, run.sample) == ([], None)
+    names = {"analysis_step_00000004", "eval_step_00000004_piqa.json", "sample.json"}
     assert {path.name for path in aside.iterdir()} == names
 
 

@@ -24,7 +24,7 @@ FIGURE_FILE = "summary.svg"
 TITLE = "Quality and speed against non-zeros"
 NOTE = (
     "Non-zeros: last tenth of the steps, mean over layers. Loss: nats per token, mean of the seeds "
-    "± half their range."
+    "± half their range. Against dense: over the seeds that both have."
 )
 
 # What the table says of a group, by the column's head.
@@ -36,8 +36,8 @@ COLUMNS: dict[str, Callable[[SweepData, Group], str]] = {
     "Zeros": lambda sweep, g: f"{g.zeros:.2%}",
     "Dead": lambda sweep, g: f"{g.dead_fraction:.1%}",
     "Validation loss": lambda sweep, g: _loss(g.held_out_losses),
-    "Against dense ReLU": lambda sweep, g: _against(g.held_out_losses, sweep.dense_relu),
-    "Against SiLU": lambda sweep, g: _against(g.held_out_losses, sweep.silu),
+    "Against dense ReLU": lambda sweep, g: _against(g, sweep.dense_relu),
+    "Against SiLU": lambda sweep, g: _against(g, sweep.silu),
     "Training tokens/s": lambda sweep, g: f"{g.tokens_per_second:,.0f}",
     "Forward, × dense": lambda sweep, g: (
         "–" if g.forward_ratio is None else f"{g.forward_ratio:.2f}"
@@ -139,8 +139,8 @@ def draw_sweep(sweep: SweepData) -> tuple[str, list[str]]:
                     name = re.sub(r"-[\d.]+(e-?\d+)?$", "", name) + ", λ at each point"
                 members = list(zip(texts, map(panel.points, family), strict=True))
                 drawing.series(axes, name, members, index)
-            if panel is LOSS and sweep.dense_relu:
-                drawing.dense_lines(axes, sweep.dense_relu)
+            if panel is LOSS and (dense := sweep.dense_relu) and dense.held_out_losses:
+                drawing.dense_lines(axes, statistics.fmean(dense.held_out_losses))
             axes.set(title=panel.title, xlabel=_NNZ, ylabel=panel.unit)
             drawing.log_scale(axes.xaxis)
             if panel.from_zero:
@@ -157,10 +157,13 @@ def _loss(losses: list[float]) -> str:
     return f"{statistics.fmean(losses):.4f}{spread}"
 
 
-def _against(losses: list[float], baseline: float | None) -> str:
-    if baseline is None or not losses:
+def _against(group: Group, baseline: Group | None) -> str:
+    """The change of the mean loss, over the seeds of both: a seed moves the losses of all alike."""
+    losses, others = group.loss_by_seed, baseline.loss_by_seed if baseline else {}
+    if not (seeds := losses.keys() & others.keys()):
         return "–"
-    return f"{statistics.fmean(losses) / baseline - 1:+.2%}".replace("-", "−")
+    ratio = sum(losses[seed] for seed in seeds) / sum(others[seed] for seed in seeds)
+    return f"{ratio - 1:+.2%}".replace("-", "−")
 
 
 def _caveats(sweep: SweepData) -> list[str]:

@@ -36,12 +36,21 @@ class Group:
     forward_ratio: float | None  # mean ratio of the forward's throughputs, if it was measured
     mean_scores: list[float]  # the newest mean task score of each seed that has one
 
+    @property
+    def loss_by_seed(self) -> dict[int, float]:
+        """Of each seed the last validation loss, nats per token, if it has one."""
+        return _last_losses(self.runs)
+
     def summary(self) -> dict[str, Any]:
         """The entry of summary.json."""
         names = [
             f.name for f in fields(self) if f.name not in ("runs", "left_out", "forward_ratios")
         ]
         return {name: getattr(self, name) for name in names}
+
+
+def _last_losses(runs: list[RunData]) -> dict[int, float]:
+    return {run.recipe.seed: run.validation[-1]["loss"] for run in runs if run.validation}
 
 
 def _group(name: str, members: list[RunData], bench: list[dict[str, Any]]) -> Group:
@@ -77,7 +86,7 @@ def _group(name: str, members: list[RunData], bench: list[dict[str, Any]]) -> Gr
         nnz=nnz,
         zeros=1 - nnz / runs[0].recipe.model.intermediate_size,
         dead_fraction=fmean(fmean(end["sparsity"]["dead_fraction"]) for end in ends),
-        held_out_losses=[run.validation[-1]["loss"] for run in runs if run.validation],
+        held_out_losses=list(_last_losses(runs).values()),
         tokens_per_second=fmean(map(median, throughputs)),
         forward_ratio=fmean(ratios["tokens_per_ms"]) if ratios["tokens_per_ms"] else None,
         mean_scores=[score for run in runs if (score := mean_score(run)) is not None],
@@ -107,19 +116,19 @@ class SweepData:
         return " · ".join(part for part in parts if part)
 
     @property
-    def dense_relu(self) -> float | None:
-        """Mean validation loss of gated ReLU without L1, the baseline of sparse runs.
+    def dense_relu(self) -> Group | None:
+        """Gated ReLU without L1, the baseline of sparse runs.
 
         None where several groups are such, as of two sizes: none of them is the baseline of all.
         """
-        return self._mean_loss(
+        return self._only(
             lambda r: r.ffn.activation == "relu" and r.ffn.gated and r.sparsity.l1_coefficient == 0
         )
 
     @property
-    def silu(self) -> float | None:
-        """Mean validation loss of SiLU, in the same way."""
-        return self._mean_loss(lambda r: r.ffn.activation == "silu")
+    def silu(self) -> Group | None:
+        """SiLU, in the same way."""
+        return self._only(lambda r: r.ffn.activation == "silu")
 
     def families(self) -> list[tuple[int, list[Group]]]:
         """Groups that differ only in a constant λ above 0, each after the number of the first."""
@@ -135,10 +144,9 @@ class SweepData:
             by_key.setdefault(key, (index, []))[1].append(g)
         return list(by_key.values())
 
-    def _mean_loss(self, predicate: Any) -> float | None:
+    def _only(self, predicate: Any) -> Group | None:
         chosen = [g for g in self.groups if predicate(g.runs[0].recipe)]
-        losses = chosen[0].held_out_losses if len(chosen) == 1 else []
-        return fmean(losses) if losses else None
+        return chosen[0] if len(chosen) == 1 else None
 
 
 def read_sweep(folder: Path) -> SweepData:

@@ -226,6 +226,7 @@ def test_evaluations_of_every_kind(tiny):
     assert [(e.step, e.tokens) for e in run.evaluations] == [(1, 256), (2, 512), (3, None)]
     assert run.evaluations[1].scores == {("boolq", "acc"): Score(0.5, 0.1, in_mean=True)}
     assert run.evaluations[1].mean == Score(0.5, 0.01)
+    assert Score(75.25, 0.5).text("f1") == "75.2500 ± 0.5000"  # as squadv2 gives it
     assert run_series(run)["lines"]["evaluation"] == {"x": [256, 512], "y": [0.4, 0.5]}
     text = re.sub(r"<[^>]*>", " ", evaluation_table([run]))
     assert "step 3" in text

@@ -13,7 +13,7 @@ from sparsellm.recipe.strict import read_json
 from sparsellm.runs import checkpoint
 from sparsellm.runs.files import SAMPLE_FILE, free_path
 from sparsellm.runs.manifest import read_manifest
-from sparsellm.runs.telemetry.dashboard import SENT_FILE, WANDB_ID_FILE
+from sparsellm.runs.telemetry.dashboard import forget_run
 from sparsellm.runs.telemetry.records import METRICS_FILE, Parent, read_lines, read_metrics, stays
 
 
@@ -46,8 +46,7 @@ def set_records_aside(run_path: Path) -> Path | None:
     records = run_path / METRICS_FILE
     if all(stays(record, -1) for _, record in read_lines(records)):
         return None
-    for name in (WANDB_ID_FILE, SENT_FILE):  # the steps that come are another wandb run's
-        (run_path / name).unlink(missing_ok=True)
+    forget_run(run_path)
     aside = free_path(records.with_suffix(""), records.suffix)
     records.rename(aside)
     return aside

@@ -479,6 +479,24 @@ def test_offline_wandb_run_holds_the_same_numbers_and_continues_after_resume(tin
     assert [h["validation/loss"] for h in history if "validation/loss" in h] == [2.0, 1.0]
 
 
+@pytest.mark.slow
+def test_steps_of_another_recipe_are_another_wandb_runs(tiny, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    recipe = tiny("logging.wandb=offline")
+    _write(recipe, [1, 2, 3])
+    first_id = (recipe.run_path / "wandb_id").read_text()
+    for changes in (["logging.every_steps 1 → 2"], ["optimizer.learning_rate 1 → 0.5"]):
+        session = replace(_session(2, "b", time.time()), changes=changes)
+        log = MetricsLog(recipe, 2, session)
+        log.write(train_record(recipe, 3))
+        log.close("finished")
+        changed = "optimizer" in changes[0]
+        assert ("a new run gets all records" in capsys.readouterr().out) == changed
+        assert ((recipe.run_path / "wandb_id").read_text() != first_id) == changed
+    train = [h["step"] for h in _history(_settled_records(recipe.run_path)) if "train/loss" in h]
+    assert train == [1, 2, 3, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [

@@ -68,6 +68,17 @@ def _latest(*steps: dict[str, int]) -> dict[str, int]:
     return {kind: max(each.get(kind, -1) for each in steps) for kind in kinds}
 
 
+def forget_run(run_path: Path) -> bool:
+    """Lets the next session begin another wandb run, which gets all records that are left.
+
+    Returns whether there was one.
+    """
+    existed = (run_path / WANDB_ID_FILE).is_file()
+    for name in (WANDB_ID_FILE, SENT_FILE):
+        (run_path / name).unlink(missing_ok=True)
+    return existed
+
+
 class Dashboard:
     """Sends records from a thread of its own.
 

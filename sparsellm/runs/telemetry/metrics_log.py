@@ -9,7 +9,7 @@ import time
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.telemetry.dashboard import Dashboard
+from sparsellm.runs.telemetry.dashboard import Dashboard, forget_run
 from sparsellm.runs.telemetry.records import (
     METRICS_FILE,
     Record,
@@ -21,6 +21,9 @@ from sparsellm.runs.telemetry.records import (
     stays,
 )
 from sparsellm.waiting import warn
+
+# Keys on which no number of a step depends.
+_NO_NUMBERS = ("description ", "logging.", "checkpoint.", "evaluation.", "data.num_workers ")
 
 
 class MetricsLog:
@@ -38,6 +41,13 @@ class MetricsLog:
         written = read_lines(path)
         killed = _end_of_killed([record for _, record in written])
         remaining = [(line, record) for line, record in written if stays(record, resume_step)]
+        if len(remaining) < len(written) and _changes_numbers(session) and forget_run(path.parent):
+            # wandb keeps what it was sent: it would go on showing the old numbers of these steps.
+            print(
+                f"wandb: a new run gets all records, since steps after {resume_step} are trained "
+                "again with another recipe",
+                flush=True,
+            )
         text = "".join(line for line, _ in remaining)
         if not path.is_file() or text.encode() != path.read_bytes():
             write_atomically(path, text)
@@ -114,6 +124,11 @@ class MetricsLog:
         while self._pending:
             written = self._file.write(self._pending)  # maybe a part, where the disk fills up
             self._pending = self._pending[written:]
+
+
+def _changes_numbers(session: SessionRecord) -> bool:
+    """Whether the recipe's changes may change the records of a step."""
+    return any(not change.startswith(_NO_NUMBERS) for change in session.changes)
 
 
 def _end_of_killed(records: list[Record | Session | None]) -> SessionEndRecord | None:

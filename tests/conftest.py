@@ -12,7 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -258,17 +258,32 @@ def suite_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def cli_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the ``sparsellm`` command within this process, which saves seconds of imports."""
+    """Runs the ``sparsellm`` command within this process, which saves seconds of imports.
+
+    It must end with the exit status ``status``.
+    """
     from sparsellm.cli import main
 
     for name, value in CHILDREN.items():
         monkeypatch.setenv(name, value)  # for what the command itself starts
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
         capsys.readouterr()
-        status = main(arguments)
+        ended = main([str(word) for word in words])
         printed = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, status, printed.out, printed.err)
+        return completed(words, ended, printed.out, printed.err, status)
+
+    return run
+
+
+@pytest.fixture
+def error_of(cli_here: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
+    """The one line of a ``sparsellm`` command that refuses a user's mistake."""
+
+    def run(*words: object) -> str:
+        (line,) = cli_here(*words, status=1).stderr.splitlines()
+        assert line.startswith("error: ")
+        return line
 
     return run
 
@@ -316,9 +331,8 @@ def train(
     def run(*words: str, status: int = 0) -> Training:
         options = [word for word in words if word.startswith("--")]
         overrides = [*tiny_overrides, *(word for word in words if not word.startswith("--"))]
-        done = cli_here("train", "debug", *options, *set_arguments(overrides))
-        assert done.returncode == status, done.stdout + done.stderr
-        return Training(done, overrides)
+        words = ("train", "debug", *options, *set_arguments(overrides))
+        return Training(cli_here(*words, status=status), overrides)
 
     return run
 
@@ -355,18 +369,23 @@ def process_env(**extra: str) -> dict[str, str]:
     return os.environ | CHILDREN | extra
 
 
-def python(
-    *words: object, cwd: Path | None = None, **environment: str
+def completed(
+    words: Sequence[object], ended: int, out: str, errors: str, status: int | None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python with these words to its end, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env=process_env(**environment),
+    """What has run, which must have ended with ``status``; None takes any."""
+    assert status in (ended, None), f"{words} ended with {ended}: {out[-3000:]}{errors[-3000:]}"
+    return subprocess.CompletedProcess(words, ended, out, errors)
+
+
+def python(
+    *words: object, status: int | None = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these words to its end, in a process of its own; see `completed`."""
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=process_env(**environment)
     )
+    return completed(words, done.returncode, done.stdout, done.stderr, status)
 
 
 def set_arguments(overrides: list[str]) -> list[str]:

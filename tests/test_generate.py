@@ -11,7 +11,6 @@ from runs.hf_models import write_chat_model
 from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer
 
-from sparsellm.cli import main
 from sparsellm.data.held_out import read_in_order
 from sparsellm.data.text.corpus import load_corpus
 from sparsellm.data.tokenizer import load_tokenizer
@@ -153,14 +152,13 @@ def test_a_temperature_by_which_logits_overflow_takes_the_likeliest(pretrained):
     assert nearly[0] == greedy[0]
 
 
-def test_command(checkpoint_path, capsys):
+def test_command(checkpoint_path, cli_here):
     arguments = ["generate", str(checkpoint_path), "--prompt", "im", "--max-new-tokens", "5"]
-    assert main([*arguments, "--temperature", "0", "--device", "cpu"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith("im")
-    assert captured.out.endswith("\n")
-    assert " of 64 (" in captured.err
-    assert "tok/s" in captured.err
+    done = cli_here(*arguments, "--temperature", "0", "--device", "cpu")
+    assert done.stdout.startswith("im")
+    assert done.stdout.endswith("\n")
+    assert " of 64 (" in done.stderr
+    assert "tok/s" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -174,53 +172,50 @@ def test_command(checkpoint_path, capsys):
         (["--precision", "fp8", "--device", "cpu"], "precision fp8 needs a GPU"),
     ],
 )
-def test_mistakes(checkpoint_path, capsys, arguments, message):
-    assert main(["generate", str(checkpoint_path), "--prompt", "a", *arguments]) == 1
-    out, error = capsys.readouterr()
-    assert out == ""
+def test_mistakes(checkpoint_path, cli_here, arguments, message):
+    done = cli_here("generate", checkpoint_path, "--prompt", "a", *arguments, status=1)
+    (error,) = done.stderr.splitlines()
+    assert done.stdout == ""
     assert message in error
     assert error.startswith("error: ")
-    assert error.count("\n") == 1
 
 
-def test_weights_that_are_not_finite_are_refused_by_name(build, capsys):
+def test_weights_that_are_not_finite_are_refused_by_name(build, error_of):
     run = build()
     train_step(run, StopRequest())
     with torch.no_grad():
         run.model.model.norm.weight[3] = torch.nan
     path = save_run(run)
-    assert main(["generate", str(path), "--prompt", "a"]) == 1
-    error = capsys.readouterr().err
+    error = error_of("generate", path, "--prompt", "a")
     assert f"{path}/model.safetensors: model.norm.weight has NaN or infinite values" in error
 
 
 def test_without_a_prompt_a_held_out_document_is_continued(
-    checkpoint_path, pretrained, capsys, tmp_path
+    checkpoint_path, pretrained, tmp_path, cli_here
 ):
     document = next(read_in_order(load_corpus("sample").validation, pretrained.tokenizer))
     (tmp_path / "text.jsonl").write_text('{"text": ""}\n{"text": "héllo wo€ld, it is"}\n')
     arguments = ["generate", str(checkpoint_path), "--max-new-tokens", "2", "--temperature", "0"]
-    assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith(pretrained.tokenizer.decode(document[:16].tolist()))
-    assert main([*arguments, "--data", str(tmp_path / "text.jsonl")]) == 0
-    text = capsys.readouterr().out
+    assert cli_here(*arguments).stdout.startswith(
+        pretrained.tokenizer.decode(document[:16].tolist())
+    )
+    text = cli_here(*arguments, "--data", tmp_path / "text.jsonl").stdout
     assert text.startswith("héllo wo")
     assert "\ufffd" not in text[:9]
 
 
-def test_interactive_continues_each_line(checkpoint_path, pretrained, capsys, monkeypatch):
+def test_interactive_continues_each_line(checkpoint_path, pretrained, cli_here, monkeypatch):
     lines = ["def f", "", "a" * 40, "im"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
     arguments = ["generate", str(checkpoint_path), "--interactive", "--max-new-tokens", "3"]
-    assert main([*arguments, "--temperature", "0"]) == 0
-    out, error = capsys.readouterr()
+    done = cli_here(*arguments, "--temperature", "0")
     expected = [
         _generate(pretrained, line, max_new_tokens=3, sampling=GREEDY)[0]
         for line in ("def f", "im")
     ]
-    assert out == "".join(f"{text}\n" for text in expected)
-    assert "error: the prompt has 41 tokens" in error
-    assert error.count("tok/s") == 2
+    assert done.stdout == "".join(f"{text}\n" for text in expected)
+    assert "error: the prompt has 41 tokens" in done.stderr
+    assert done.stderr.count("tok/s") == 2
 
 
 def test_a_text_begins_as_in_the_models_training(pretrained, tmp_path):

@@ -23,14 +23,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from conftest import ROOT, process_env
+from conftest import ROOT, completed, process_env
 from warm_server import NUMBER
 
 ADDRESS = "SPARSELLM_TEST_SERVER"  # set where there is one
 
 
-def ranks(number: int, *program: str, config: str = "") -> subprocess.CompletedProcess[str]:
+def ranks(
+    number: int, *program: str, config: str = "", status: int | None = 0
+) -> subprocess.CompletedProcess[str]:
     """Runs a program (a script or ``-m module``, with its arguments) on so many ranks to its end.
+
+    It ends with 1 where one of them fails; see `completed`.
 
     They have the environment that ``accelerate launch`` would give them by a file of launch/; their
     rendezvous is in this process, as it is in torchrun's.
@@ -52,29 +56,34 @@ def ranks(number: int, *program: str, config: str = "") -> subprocess.CompletedP
         for rank in range(number):
             variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if number > 1 else {}
             started.append(Program(program, env | variables, out, errors))
-        status = _wait_for(started)
-        return subprocess.CompletedProcess(program, status, out.read_text(), errors.read_text())
+        ended = _wait_for(started)
+        return completed(program, ended, out.read_text(), errors.read_text(), status)
 
 
-def run(*program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, with these variables added to its environment."""
+def run(
+    *program: str, status: int | None = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, with these variables added to its environment; see `completed`."""
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder) / "out", Path(folder) / "errors"
-        status = Program(program, process_env(**environment), out, errors).wait()
-        return subprocess.CompletedProcess(program, status, out.read_text(), errors.read_text())
+        ended = Program(program, process_env(**environment), out, errors).wait()
+        return completed(program, ended, out.read_text(), errors.read_text(), status)
 
 
-def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs ``accelerate launch`` with two ranks to its end; without CUDA they talk over gloo."""
+def launched(*arguments: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
+    """Runs ``accelerate launch`` with two ranks to its end; without CUDA they talk over gloo.
+
+    See `completed`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder) / "out", Path(folder) / "errors"
         words = ("--main_process_port=0", "--num_processes=2", *arguments)
         process = launch(2, *words, out=out, errors=errors)
         try:
-            status = process.wait()
+            ended = process.wait()
         finally:
             process.send_signal(signal.SIGKILL)
-        return subprocess.CompletedProcess(arguments, status, out.read_text(), errors.read_text())
+        return completed(arguments, ended, out.read_text(), errors.read_text(), status)
 
 
 def launch(number: int, *arguments: str, out: Path, errors: Path) -> Program:

@@ -18,7 +18,6 @@ from sparsellm.analyze.activity import (
 )
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, load_traces, save_traces
-from sparsellm.cli import main
 from sparsellm.runs.huggingface.pretrained import load_pretrained
 
 
@@ -121,9 +120,8 @@ def test_traces_equal_the_statistics_of_the_model(checkpoint):
         assert active_MN.sum(0).tolist() == layer_stats[0].active_N.tolist()
 
 
-def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
-    assert main(["analyze", str(checkpoint), "--tokens", "512"]) == 0
-    printed = capsys.readouterr().out
+def test_the_command_writes_statistics_and_traces(checkpoint, cli_here):
+    printed = cli_here("analyze", checkpoint, "--tokens", "512").stdout
     assert "512 tokens, 64 neurons per layer" in printed
     assert "frequent tokens for which the most neurons are active, on average: '" in printed
     folder = checkpoint.with_name(f"analysis_{checkpoint.name}")  # stays when that is pruned
@@ -142,50 +140,51 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert mean == pytest.approx([layer["nnz_mean"] for layer in statistics["layers"]])
 
 
-def test_results_of_the_working_directory_lie_beside_it(checkpoint, monkeypatch):
+def test_results_of_the_working_directory_lie_beside_it(checkpoint, monkeypatch, cli_here):
     monkeypatch.chdir(checkpoint)
-    assert main(["analyze", ".", "--tokens", "128"]) == 0
+    cli_here("analyze", ".", "--tokens", "128")
     assert (checkpoint.parent / f"analysis_{checkpoint.name}" / "traces.npz").is_file()
 
 
-def test_a_full_disk_leaves_the_earlier_traces_and_names_the_file(checkpoint, tmp_path, capsys):
+def test_a_full_disk_leaves_the_earlier_traces_and_names_the_file(
+    checkpoint, tmp_path, error_of, cli_here
+):
     out = tmp_path / "out"
     command = ["analyze", str(checkpoint), "--tokens", "512", "--out", str(out)]
-    assert main(command) == 0
+    cli_here(*command)
     before = (out / "traces.npz").read_bytes()
     # The kernel refuses the write as it does on a full disk; only the error's number differs.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before), limits[1]))
     try:
-        assert main([*command, "--tokens", "2048"]) == 1
+        error = error_of(*command, "--tokens", "2048")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert f"File too large: '{out / 'traces.npz'}'" in capsys.readouterr().err
+    assert f"File too large: '{out / 'traces.npz'}'" in error
     assert (out / "traces.npz").read_bytes() == before
     assert sorted(path.name for path in out.iterdir()) == ["statistics.json", "traces.npz"]
 
 
 def test_results_of_a_model_on_the_hub_are_not_written_to_its_cache(
-    checkpoint, tmp_path, monkeypatch, capsys
+    checkpoint, tmp_path, monkeypatch, cli_here
 ):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(checkpoint))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert main(["analyze", "me/model", "--tokens", "128"]) == 0
-    assert "wrote analysis_me--model/statistics.json" in capsys.readouterr().out
+    printed = cli_here("analyze", "me/model", "--tokens", "128").stdout
+    assert "wrote analysis_me--model/statistics.json" in printed
     assert Path("analysis_me--model/traces.npz").is_file()
     assert not list(checkpoint.parent.glob("analysis*"))
 
 
-def test_some_layers_patterns_can_be_kept_alone(checkpoint, tmp_path, capsys):
+def test_some_layers_patterns_can_be_kept_alone(checkpoint, tmp_path, error_of, cli_here):
     command = ["analyze", str(checkpoint), "--tokens", "128", "--out"]
-    assert main([*command, str(tmp_path / "all")]) == 0
-    assert main([*command, str(tmp_path / "one"), "--trace-layers", "1"]) == 0
+    cli_here(*command, tmp_path / "all")
+    cli_here(*command, tmp_path / "one", "--trace-layers", "1")
     (_, second), _ = load_traces(tmp_path / "all" / "traces.npz", 64)
     [alone], _ = load_traces(tmp_path / "one" / "traces.npz", 64)
     assert alone.index.tolist() == second.index.tolist()
-    assert main([*command, str(tmp_path / "none"), "--trace-layers", "2"]) == 1
-    assert "has layers 0 to 1" in capsys.readouterr().err
+    assert "has layers 0 to 1" in error_of(*command, tmp_path / "none", "--trace-layers", "2")
 
 
 def test_what_is_counted_and_what_is_kept_are_asked_for_apart(checkpoint):
@@ -226,11 +225,10 @@ def test_a_mixture_is_measured_by_weight(checkpoint, tmp_path, capsys):
         assert letters.count(ord(second)) == 9
 
 
-def test_the_command_reads_files(checkpoint, tmp_path, capsys):
+def test_the_command_reads_files(checkpoint, tmp_path, cli_here):
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a neuron fires " * 40}) + "\n")
     command = ["analyze", str(checkpoint), "--tokens", "256", "--out", str(tmp_path / "out")]
-    assert main([*command, "--data", str(tmp_path / "*.jsonl")]) == 0
-    assert "256 tokens" in capsys.readouterr().out
+    assert "256 tokens" in cli_here(*command, "--data", tmp_path / "*.jsonl").stdout
 
 
 def test_without_held_out_text_the_remedy_is_an_option_of_the_command(tiny, tmp_path):
@@ -245,7 +243,7 @@ def test_without_held_out_text_the_remedy_is_an_option_of_the_command(tiny, tmp_
 
 
 def test_text_that_cannot_be_measured_on_is_named_with_the_commands_option(
-    checkpoint, tmp_path, cli_here
+    checkpoint, tmp_path, error_of
 ):
     (tmp_path / "short.txt").write_text("hi")
     for pattern, message in (
@@ -259,7 +257,7 @@ def test_text_that_cannot_be_measured_on_is_named_with_the_commands_option(
     ):
         path = tmp_path / pattern
         for command in (["analyze", checkpoint], ["export", checkpoint, "out", "--drop-dead"]):
-            stderr = cli_here(*map(str, command), "--data", str(path)).stderr
+            stderr = error_of(*command, "--data", path)
             assert message.format(path) in stderr
             assert "data." not in stderr
 

@@ -7,17 +7,16 @@ import torch
 from conftest import set_arguments
 
 import fp8_sums
-from sparsellm.cli import main
 from sparsellm.ffn.quantised import QuantisedRows, dequantised, fp32_product
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @pytest.fixture
-def trained(tiny_overrides, tmp_path):
+def trained(tiny_overrides, tmp_path, cli_here):
     """A tiny run of two steps."""
     overrides = [*tiny_overrides, "name=sums", "train.steps=2", "checkpoint.every_steps=2"]
-    assert main(["train", "--recipe", "debug", *set_arguments(overrides)]) == 0
+    cli_here("train", "--recipe", "debug", *set_arguments(overrides))
     return tmp_path / "runs" / "sums"
 
 

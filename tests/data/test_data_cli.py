@@ -97,10 +97,10 @@ def test_tokens_give_the_stream_of_their_text_and_go_on_where_it_was(texts, tmp_
     assert torch.equal(_held_out(text[0]), _held_out(tokens[0]))
 
 
-def test_a_run_of_text_goes_on_with_its_tokens_and_its_held_out_text(texts, tmp_path):
+def test_a_run_of_text_goes_on_with_its_tokens_and_its_held_out_text(texts, tmp_path, cli_here):
     (files, _), out = texts, tmp_path / "tokens"
     command = ["data", "tokenize", "local", str(out), "--tokenizer", "bytes", "--workers", "1"]
-    assert main([*command, "--files", *files]) == 0
+    cli_here(*command, "--files", *files)
     text = load_corpora(DataConfig(corpus="local", files=files))
     tokens = load_corpora(DataConfig(corpus=str(out / "local.yaml")))
     for before, after in ((text, tokens), (tokens, text)):
@@ -141,11 +141,11 @@ def test_other_documents_of_tokens_held_out_are_another_stream(texts, tmp_path):
             _stream(other, state)
 
 
-def test_a_single_document_is_divided_as_text_and_as_tokens(tmp_path):
+def test_a_single_document_is_divided_as_text_and_as_tokens(tmp_path, cli_here):
     (tmp_path / "book.txt").write_text("".join(f"Line {i} of a book.\n" for i in range(2000)))
     command = ["data", "tokenize", "local", str(tmp_path / "tokens"), "--tokenizer", "bytes"]
     command += ["--workers", "1", "--files", str(tmp_path / "book.txt")]
-    assert main(command) == 0
+    cli_here(*command)
     text = load_corpora(DataConfig(corpus=str(tmp_path / "book.txt")))
     tokens = load_corpora(DataConfig(corpus=str(tmp_path / "tokens" / "local.yaml")))
     for some, same in zip(_stream(text)[0], _stream(tokens)[0], strict=True):
@@ -165,12 +165,12 @@ def test_a_single_document_is_divided_as_text_and_as_tokens(tmp_path):
     assert len(end) == pytest.approx(0.1 * len(ids), abs=1)
 
 
-def test_documents_with_a_separator_between_them_are_tokenised_apart(tmp_path):
+def test_documents_with_a_separator_between_them_are_tokenised_apart(tmp_path, cli_here):
     stories = [f"Story {i} of a dog. " * (1 + i % 5) for i in range(300)]
     (tmp_path / "a.txt").write_text("\n@@\n".join(stories))
     command = ["data", "tokenize", "local", str(tmp_path / "tokens"), "--workers=1"]
     command += ["--files", str(tmp_path / "a.txt"), "--document-separator=@@"]
-    assert main([*command, "--tokenizer", "bytes"]) == 0
+    cli_here(*command, "--tokenizer", "bytes")
     ids = np.fromfile(tmp_path / "tokens" / "train" / "00000.bin", np.uint16)
     held_out = np.fromfile(tmp_path / "tokens" / "validation" / "00000.bin", np.uint16)
     assert (ids == 256).sum() + (held_out == 256).sum() == len(stories)
@@ -276,11 +276,13 @@ def test_a_full_disk_names_the_file(texts, tmp_path, monkeypatch, capsys):
     assert _tokenize(texts, out) == 0
 
 
-def test_the_folder_of_another_corpus_is_left_alone(texts, tmp_path, capsys):
+def test_the_folder_of_another_corpus_is_left_alone(texts, tmp_path, cli_here):
     assert _tokenize(texts, tmp_path) == 0
     before = (tmp_path / "train" / "00000.bin").read_bytes()
-    assert main(["data", "tokenize", "sample", str(tmp_path), "--tokenizer", "bytes"]) == 1
-    assert "holds the tokens of another corpus (local.yaml)" in capsys.readouterr().err
+    error = cli_here(
+        "data", "tokenize", "sample", tmp_path, "--tokenizer", "bytes", status=1
+    ).stderr
+    assert "holds the tokens of another corpus (local.yaml)" in error
     assert (tmp_path / "train" / "00000.bin").read_bytes() == before
 
 
@@ -300,11 +302,10 @@ def test_what_does_not_belong_together_is_refused(texts, tmp_path, gpt2_cache):
         _stream((replace(tokens[0], train=tokens[0].train[1:2]),))
 
 
-def test_inspect_counts(texts, capsys):
+def test_inspect_counts(texts, cli_here):
     files, held_out = texts
     command = ["data", "inspect", "local", "--tokenizer", "bytes", "--samples", "1"]
-    assert main([*command, "--files", *files, "--validation-files", *held_out]) == 0
-    shown = capsys.readouterr().out
+    shown = cli_here(*command, "--files", *files, "--validation-files", *held_out).stdout
     every = [text for shard in range(3) for text in _texts(shard)]
     full = [text for text in every if text]
     assert "train: 3 files" in shown
@@ -314,17 +315,16 @@ def test_inspect_counts(texts, capsys):
     assert f"duplicates  {duplicates}" in shown
     assert "held-out documents that are in train: 26 (100.00%)" in shown
     assert "--- sample 1 ---\ndocument 1 of 0" in shown
-    assert main([*command, "--limit", "10", "--files", *files]) == 0
-    shown = capsys.readouterr().out
+    shown = cli_here(*command, "--limit", "10", "--files", *files).stdout
     assert re.search(r"held out: .*\n.* 0 .the first 10., 10 empty or of the other split", shown)
 
 
 @pytest.mark.usefixtures("gpt2_cache")
-def test_inspect_refuses_tokens_of_another_tokenizer(texts, tmp_path, capsys):
+def test_inspect_refuses_tokens_of_another_tokenizer(texts, tmp_path, error_of):
     assert _tokenize(texts, tmp_path / "tokens") == 0
     tokens = str(tmp_path / "tokens" / "local.yaml")
-    assert main(["data", "inspect", tokens, "--tokenizer", "gpt2"]) == 1
-    assert "was tokenised by 'bytes' and data.tokenizer is 'gpt2'" in capsys.readouterr().err
+    error = error_of("data", "inspect", tokens, "--tokenizer", "gpt2")
+    assert "was tokenised by 'bytes' and data.tokenizer is 'gpt2'" in error
 
 
 @pytest.mark.slow

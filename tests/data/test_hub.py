@@ -11,7 +11,6 @@ from conftest import ROOT, TINY, python, set_arguments
 from warm import run
 
 from data.fake_hub import REPO, REVISION, FakeHub
-from sparsellm.cli import main
 from sparsellm.data.stream import Cursor, LaneConfig, pack
 from sparsellm.data.text.blocks import BlockCache
 from sparsellm.data.text.corpus import load_corpus
@@ -41,9 +40,9 @@ def _hub_env(hub, tmp_path):
     }
 
 
-def _read(hub, corpus_file, tmp_path):
+def _read(hub, corpus_file, tmp_path, status=0):
     """In a process of its own: where the hub is was read when its client was imported."""
-    return run(str(READER), str(corpus_file), **_hub_env(hub, tmp_path))
+    return run(str(READER), str(corpus_file), status=status, **_hub_env(hub, tmp_path))
 
 
 @pytest.mark.slow
@@ -60,7 +59,6 @@ def test_hub_troubles_change_nothing_but_the_time(corpus_file, tmp_path):
 
         hub.troubles = ["429", "500", "cut", "503"]
         rough = _read(hub, corpus_file, tmp_path)
-        assert rough.returncode == 0, rough.stderr
         num_train, num_validation, sequences = json.loads(rough.stdout)
         assert (num_train, num_validation) == (4, 1)
         assert sequences == [next(stream)[0].tolist() for _ in range(40)]
@@ -75,11 +73,8 @@ def test_missing_shard_is_named(corpus_file, tmp_path):
         for name in list(hub.files):
             if name != "README.md":
                 del hub.files[name]
-        gone = _read(hub, corpus_file, tmp_path)
-    assert gone.returncode != 0
-    assert re.search(r"^FileNotFoundError: .*sample/00.* is missing", gone.stderr, re.M), (
-        gone.stderr
-    )
+        gone = _read(hub, corpus_file, tmp_path, status=1).stderr
+    assert re.search(r"^FileNotFoundError: .*sample/00.* is missing", gone, re.M), gone
 
 
 @pytest.mark.slow
@@ -88,9 +83,8 @@ def test_corrupt_shard_is_named(corpus_file, tmp_path):
         for name, content in hub.files.items():
             if name != "README.md":
                 hub.files[name] = content[:-8] + b"XXXXXXXX"
-        corrupt = _read(hub, corpus_file, tmp_path)
-    assert corrupt.returncode != 0
-    assert re.search(r"^ValueError: .*sample/00.* damaged", corrupt.stderr, re.M), corrupt.stderr
+        corrupt = _read(hub, corpus_file, tmp_path, status=1).stderr
+    assert re.search(r"^ValueError: .*sample/00.* damaged", corrupt, re.M), corrupt
 
 
 def _lists(requests):
@@ -111,8 +105,7 @@ def test_one_rank_lists_the_hub_for_all_ranks_and_workers(corpus_file, tmp_path)
     launch = ["-m", "accelerate.commands.launch", "--main_process_port=0", "--num_processes=2"]
     launch.append(f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}")
     with FakeHub(SHARDS) as hub:
-        done = python(*launch, *train, *set_arguments(overrides), **_hub_env(hub, tmp_path))
-        assert done.returncode == 0, done.stderr[-2000:]
+        python(*launch, *train, *set_arguments(overrides), **_hub_env(hub, tmp_path))
         listings = _lists(hub.requests)
     assert listings[f"/tree/{REVISION}/sample"] == 1
     assert set(listings.values()) == {1}
@@ -120,18 +113,13 @@ def test_one_rank_lists_the_hub_for_all_ranks_and_workers(corpus_file, tmp_path)
 
 @pytest.mark.slow
 def test_fetch_makes_a_mirror_in_the_same_order_and_continues(corpus_file, tmp_path):
-    def fetch(hub):
-        command = ["-m", "sparsellm", "data", "fetch", str(corpus_file)]
-        command += [str(tmp_path / "mirror"), "--shards", "3", "--workers", "1"]
-        return run(*command, **_hub_env(hub, tmp_path))
-
+    command = ["-m", "sparsellm", "data", "fetch", str(corpus_file)]
+    command += [str(tmp_path / "mirror"), "--shards", "3", "--workers", "1"]
     with FakeHub(SHARDS) as hub:
-        first = fetch(hub)
-        assert first.returncode == 0, first.stderr[-2000:]
+        run(*command, **_hub_env(hub, tmp_path))
         (tmp_path / "mirror" / "sample" / "001.parquet").unlink()
         hub.log.clear()
-        again = fetch(hub)
-        assert again.returncode == 0, again.stderr[-2000:]
+        run(*command, **_hub_env(hub, tmp_path))
         assert set(hub.log) & {f"sample/{i:03d}.parquet" for i in range(5)} == {
             "sample/001.parquet"
         }
@@ -142,14 +130,12 @@ def test_fetch_makes_a_mirror_in_the_same_order_and_continues(corpus_file, tmp_p
     assert pq.read_table(corpus.train[1].url).column("text").to_pylist() == SHARDS[1]
 
 
-def test_fetch_without_a_network_says_so_at_once(corpus_file, tmp_path, monkeypatch, capsys):
+def test_fetch_without_a_network_says_so_at_once(corpus_file, tmp_path, monkeypatch, error_of):
     from huggingface_hub import HfApi
 
     def refused(*_, **__):
         raise ConnectionError("connection refused")
 
     monkeypatch.setattr(HfApi, "dataset_info", refused)
-    assert main(["data", "fetch", str(corpus_file), str(tmp_path / "mirror")]) == 1
-    stderr = capsys.readouterr().err
-    assert stderr.count("\n") == 1
-    assert "the Hugging Face hub cannot be reached (connection refused)" in stderr
+    error = error_of("data", "fetch", corpus_file, tmp_path / "mirror")
+    assert "the Hugging Face hub cannot be reached (connection refused)" in error

@@ -14,7 +14,6 @@ import tokenizers
 import transformers
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from sparsellm.cli import main
 from sparsellm.data.tokenizer import LONGEST_RUN, WHITE_SPACE, cut_long_runs, load_tokenizer
 from sparsellm.recipe.vocabulary import VOCAB_SIZE, vocab_size
 from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
@@ -366,7 +365,7 @@ def test_unknown_tokenizer_is_named():
         load_tokenizer("bpe")
 
 
-def test_without_a_network_the_cause_is_short(tmp_path, monkeypatch, capsys):
+def test_without_a_network_the_cause_is_short(tmp_path, monkeypatch, error_of):
     """tiktoken's error has the addresses and objects of four layers of libraries."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     for name in ("https_proxy", "HTTPS_PROXY"):
@@ -374,9 +373,8 @@ def test_without_a_network_the_cause_is_short(tmp_path, monkeypatch, capsys):
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
-    assert main(["data", "inspect", "sample"]) == 1
-    assert capsys.readouterr().err == (
+    assert error_of("data", "inspect", "sample") == (
         "error: tiktoken could not get the GPT-2 vocabulary (Connection refused). Without a "
         "network, set TIKTOKEN_CACHE_DIR to a folder with tiktoken's two cached GPT-2 files, or "
-        "take the tokenizer bytes, which needs none\n"
+        "take the tokenizer bytes, which needs none"
     )

@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sparsellm import accelerate
 from sparsellm.analyze.activity import held_out_tokens
-from sparsellm.cli import main
 from sparsellm.data.text.corpus import load_corpus
 from sparsellm.export.drop_dead import DropDead, choose_remaining, drop_dead_neurons
 from sparsellm.export.save_export import export, import_export
@@ -128,12 +127,11 @@ def test_the_measured_text_gives_the_same_logits(tiny, tmp_path, gated):
     assert content["layers"][1]["dropped"] == report.layers[1].dropped
 
 
-def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, capsys):
+def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cli_here):
     path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
     out, run, again = (str(tmp_path / name) for name in ("out", "run", "again"))
     measured = ["--drop-dead", "--drop-dead-tokens", str(TOKENS), "--device", "cpu"]
-    assert main(["export", str(path), out, *measured]) == 0
-    printed = capsys.readouterr().out
+    printed = cli_here("export", path, out, *measured).stdout
     card = (tmp_path / "out" / "README.md").read_text()
     saved = 2 * 3 * 32 * DROPPED
     for text in (printed, card):
@@ -157,14 +155,13 @@ def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cap
     assert len(accelerate(narrow.model).accelerated) == 2
     assert (_logits(narrow.model, tokens_BT) - dense).abs().max() < 0.02 * spread
 
-    assert main(["import", out, run]) == 0
-    assert main(["analyze", run, "--tokens", "256"]) == 0
-    assert "256 neurons per layer" in capsys.readouterr().out
-    assert main(["generate", out, "--prompt", "def ", "--max-new-tokens", "2"]) == 0
-    assert " of 256 " in capsys.readouterr().err
+    cli_here("import", out, run)
+    assert "256 neurons per layer" in cli_here("analyze", run, "--tokens", "256").stdout
+    error = cli_here("generate", out, "--prompt", "def ", "--max-new-tokens", "2").stderr
+    assert " of 256 " in error
     # There is nothing left to drop.
-    assert main(["export", run, again, *measured]) == 0
-    assert "Nothing dropped: layer 0 decides, 130 of its 256" in capsys.readouterr().out
+    printed = cli_here("export", run, again, *measured).stdout
+    assert "Nothing dropped: layer 0 decides, 130 of its 256" in printed
     for name in ("config.json", "model.safetensors", "sparsellm_recipe.yaml"):
         ours, theirs = (tmp_path / folder / name for folder in ("again", "out"))
         assert ours.read_bytes() == theirs.read_bytes()
@@ -186,13 +183,12 @@ def test_the_card_counts_shares_of_the_trained_width(tiny, tmp_path):
     assert "left out" not in cards[0]
 
 
-def test_a_layer_that_decides_for_all_leaves_the_export_unchanged(tiny, tmp_path, capsys):
+def test_a_layer_that_decides_for_all_leaves_the_export_unchanged(tiny, tmp_path, cli_here):
     path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"), living=(0, 257))
     plain, out = tmp_path / "plain", tmp_path / "out"
-    assert main(["export", str(path), str(plain)]) == 0
+    cli_here("export", path, plain)
     arguments = ["--drop-dead", "--drop-dead-tokens", "64"]
-    assert main(["export", str(path), str(out), *arguments]) == 0
-    printed = capsys.readouterr().out
+    printed = cli_here("export", path, out, *arguments).stdout
     assert (
         "Nothing dropped: layer 1 decides, 257 of its 384 neurons were active; widths are"
         in printed
@@ -266,43 +262,42 @@ def test_with_all_neurons_dead_128_stay(tiny, tmp_path):
     assert load_pretrained(tmp_path / "out").recipe.model.intermediate_size == 128
 
 
-def test_text_of_ones_own_that_ends_early(tiny, tmp_path, capsys):
+def test_text_of_ones_own_that_ends_early(tiny, tmp_path, cli_here):
     path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
     text = tmp_path / "text.jsonl"
     text.write_text(json.dumps({"text": "x = 1\n" * 20}) + "\n")  # 120 bytes, 3 sequences of 32
     arguments = ["--drop-dead", "--data", str(text), "--micro-batch-size", "2"]
-    assert main(["export", str(path), str(tmp_path / "out"), *arguments]) == 0
+    printed = cli_here("export", path, tmp_path / "out", *arguments).stdout
     sentence = (
         f"96 tokens of `local ({text})` (1,048,576 were asked for: its held-out text ends there)"
     )
-    assert sentence in capsys.readouterr().out
+    assert sentence in printed
     assert sentence in (tmp_path / "out" / "README.md").read_text()
     content = json.loads((tmp_path / "out" / "drop_dead.json").read_text())
     assert (content["tokens"], content["files"]) == (96, [str(text)])
 
 
-def test_a_width_that_the_target_forbids_leaves_the_target_out(tiny, tmp_path, capsys):
+def test_a_width_that_the_target_forbids_leaves_the_target_out(tiny, tmp_path, cli_here):
     """A recipe's target must be below its width, or no command reads the folder."""
     goal = ["sparsity.target_nnz=300", "sparsity.l1_ramp_steps=0", "sparsity.l1_coefficient=1e-4"]
     path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}", *goal))
     out, tokens = tmp_path / "out", str(TOKENS)
     command = ["export", str(path), str(out), "--drop-dead", "--drop-dead-tokens", tokens]
-    assert main([*command, "--device", "cpu"]) == 0
-    assert "has no sparsity.target_nnz (it was 300)" in capsys.readouterr().out
+    assert "has no sparsity.target_nnz (it was 300)" in cli_here(*command, "--device", "cpu").stdout
     assert json.loads((out / "drop_dead.json").read_text())["target_nnz_left_out"] == 300
     recipe = load_pretrained(out).recipe
     assert (recipe.model.intermediate_size, recipe.sparsity.target_nnz) == (256, None)
     assert recipe.sparsity.l1_coefficient == 1e-4
-    assert main(["generate", str(out), "--prompt", "def ", "--max-new-tokens", "2"]) == 0
+    cli_here("generate", out, "--prompt", "def ", "--max-new-tokens", "2")
 
 
-def test_a_width_that_an_earlier_target_forbids_leaves_the_schedule_out(tiny, tmp_path):
+def test_a_width_that_an_earlier_target_forbids_leaves_the_schedule_out(tiny, tmp_path, cli_here):
     goal = ["sparsity.target_nnz=100", "sparsity.l1_ramp_steps=0", "sparsity.l1_coefficient=1e-4"]
     goal += ["sparsity.target_schedule=[[0.5, 300]]"]
     path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}", *goal))
     out, tokens = tmp_path / "out", str(TOKENS)
     command = ["export", str(path), str(out), "--drop-dead", "--drop-dead-tokens", tokens]
-    assert main([*command, "--device", "cpu"]) == 0
+    cli_here(*command, "--device", "cpu")
     sparsity = load_pretrained(out).recipe.sparsity
     assert (sparsity.target_nnz, sparsity.target_schedule) == (100, [])
 
@@ -383,7 +378,7 @@ def test_a_neuron_that_is_active_for_the_beginning_of_a_text_alone_stays(tmp_pat
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_mistakes_are_named(tiny, tmp_path, capsys):
+def test_mistakes_are_named(tiny, tmp_path, error_of):
     path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}", "ffn.activation=silu"))
     out = str(tmp_path / "out")
     for arguments, message in (
@@ -391,8 +386,7 @@ def test_mistakes_are_named(tiny, tmp_path, capsys):
         (["--drop-dead-tokens", "64"], "add --drop-dead, or omit them"),
         (["--drop-dead", "--device", "nowhere"], "device nowhere: "),
     ):
-        assert main(["export", str(path), out, *arguments]) == 1
-        assert message in capsys.readouterr().err
+        assert message in error_of("export", path, out, *arguments)
     assert not (tmp_path / "out").exists()
 
 

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 import sparsellm
-from sparsellm.cli import main
 from sparsellm.export import save_export
 from sparsellm.export.card import metadata
 from sparsellm.export.save_export import export, import_export
@@ -174,10 +173,10 @@ def test_lm_evaluation_harness_takes_it(exported):
         assert likelihood == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_gpt2_recipe(tiny, gpt2_cache, tmp_path, capsys):
+def test_gpt2_recipe(tiny, gpt2_cache, tmp_path, cli_here):
     path = _checkpoint(tiny("data.tokenizer=gpt2", "model.vocab_multiple=128"))
-    assert main(["export", str(path), str(tmp_path / "out"), "--dtype", "fp32"]) == 0
-    assert "AutoTokenizer of transformers 5" not in capsys.readouterr().out
+    printed = cli_here("export", path, tmp_path / "out", "--dtype", "fp32").stdout
+    assert "AutoTokenizer of transformers 5" not in printed
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("hello world")["input_ids"] == [31373, 995]
     assert tokenizer.eos_token_id == 50256
@@ -186,11 +185,11 @@ def test_gpt2_recipe(tiny, gpt2_cache, tmp_path, capsys):
     assert result["generated_text"].startswith("hello")
 
 
-def test_a_tokenizer_that_transformers_replaces_is_named(tiny, gpt2_cache, tmp_path, capsys):
+def test_a_tokenizer_that_transformers_replaces_is_named(tiny, gpt2_cache, tmp_path, cli_here):
     """If this fails because the ids are equal, transformers reads the folder's tokenizer again."""
     path = _checkpoint(tiny("data.tokenizer=gpt2", "model.family=qwen2"))
-    assert main(["export", str(path), str(tmp_path / "out")]) == 0
-    assert "AutoTokenizer of transformers 5 rebuilds such a tokenizer" in capsys.readouterr().out
+    printed = cli_here("export", path, tmp_path / "out").stdout
+    assert "AutoTokenizer of transformers 5 rebuilds such a tokenizer" in printed
     assert "**AutoTokenizer** of transformers 5" in (tmp_path / "out" / "README.md").read_text()
     text = "3,141  59\n"
     (expected,) = load_pretrained(path).tokenizer.encode_batch([text])
@@ -376,7 +375,7 @@ def test_a_card_without_records_has_the_checkpoints_own_statistics(tiny, tmp_pat
     assert f"| 0 | {mean:.1f} | {mean / 64:.2%} | {dead:.1%} |" in card
 
 
-def test_card_has_the_scores_of_its_own_step(trained, test_data, tmp_path, capsys):
+def test_card_has_the_scores_of_its_own_step(trained, test_data, tmp_path, cli_here):
     run_path = trained.parent.parent
     card = tmp_path / "out" / "README.md"
 
@@ -396,8 +395,11 @@ def test_card_has_the_scores_of_its_own_step(trained, test_data, tmp_path, capsy
     assert "boolq" not in exported()
 
     command = ["eval", str(trained), "--data-dir", str(test_data / "eval"), "--tasks", "piqa"]
-    assert main([*command, "--limit", "4"]) == 0
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("piqa"))
+    (row,) = (
+        line
+        for line in cli_here(*command, "--limit", "4").stdout.splitlines()
+        if line.startswith("piqa")
+    )
     assert f"| piqa | acc | {row.split('  ')[-2].strip()} |" in exported()
     assert "Only the first 4 rows of each task, not a result to report." in exported()
 
@@ -412,8 +414,8 @@ def test_a_folder_with_files_is_not_touched(trained, tmp_path):
 
 
 @pytest.mark.parametrize("command", [("export", "--drop-dead"), ("import",)])
-def test_a_folder_that_cannot_be_made_is_refused_before_the_work(exported, command, capsys):
-    line = _error(capsys, *command, exported, exported / "config.json" / "out")
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(exported, command, error_of):
+    line = error_of(*command, exported, exported / "config.json" / "out")
     assert "config.json is not a folder); name another folder:" in line
 
 
@@ -465,22 +467,21 @@ def test_an_exported_folder_is_exported_again(exported, tmp_path):
     assert "Unknown: no metrics.jsonl beside the checkpoint, and no complete window" in card
 
 
-def test_an_export_that_was_changed_since_is_read_without_its_recipe(exported, cli_here):
+def test_an_export_that_was_changed_since_is_read_without_its_recipe(exported, error_of, cli_here):
     """As after training it elsewhere, with further tokens."""
     model, tokenizer = (c.from_pretrained(exported) for c in (AutoModelForCausalLM, AutoTokenizer))
     command = ["generate", str(exported), "--prompt", "a", "--max-new-tokens", "2"]
     remedy = "if the model was changed after its export, delete sparsellm_recipe.yaml there"
     tokenizer.add_tokens(["<think>"])
     tokenizer.save_pretrained(exported)
-    stderr = cli_here(*command).stderr
+    stderr = error_of(*command)
     assert "is not the recipe's tokenizer 'bytes'" in stderr
     assert remedy in stderr
     model.resize_token_embeddings(330)
     model.save_pretrained(exported)
-    stderr = cli_here(*command).stderr
-    assert f"vocab_size is 330 and the recipe's model has 320; {remedy}" in stderr
+    assert f"vocab_size is 330 and the recipe's model has 320; {remedy}" in error_of(*command)
     (exported / "sparsellm_recipe.yaml").unlink()
-    assert cli_here(*command).returncode == 0
+    cli_here(*command)
     loaded = load_pretrained(exported)
     tokens = _tokens(loaded.recipe)[:, :32]
     assert torch.equal(_logits(loaded.model, tokens), _logits(model, tokens))
@@ -522,10 +523,10 @@ def test_a_chat_template_of_an_export_goes_with_what_is_trained_from_it(tiny, ex
         assert tokenizer.chat_template == "{{ messages[0].content }}"
 
 
-def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):
-    assert main(["export", str(trained), str(tmp_path / "out")]) == 0
-    assert main(["import", str(tmp_path / "out"), str(tmp_path / "run")]) == 0
-    assert " (fp32, read from bfloat16; no optimizer state)\n" in capsys.readouterr().out
+def test_bf16_is_widened_and_says_so(trained, tmp_path, cli_here):
+    cli_here("export", trained, tmp_path / "out")
+    printed = cli_here("import", tmp_path / "out", tmp_path / "run").stdout
+    assert " (fp32, read from bfloat16; no optimizer state)\n" in printed
     for name, tensor in load_file(find_checkpoint(tmp_path / "run") / "model.safetensors").items():
         expected = load_file(trained / "model.safetensors")[name].bfloat16().float()
         assert torch.equal(tensor, expected)
@@ -573,35 +574,33 @@ def test_init_from_is_for_the_first_start_alone(tiny, exported, capsys):
 
 
 def test_a_run_with_a_checkpoint_resumes_without_what_it_began_with(
-    tiny_overrides, trained, tmp_path, capsys
+    tiny_overrides, trained, tmp_path, error_of, cli_here
 ):
     weights = shutil.copytree(trained, tmp_path / "weights")
     overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
     words = set_arguments([*overrides, "name=new", "train.steps=2"])
     command = ["train", "debug", *words, "--init-from", str(weights)]
-    assert main(command) == 0
+    cli_here(*command)
     shutil.rmtree(weights)
-    capsys.readouterr()
-    assert main([*command, "--set", "train.steps=3"]) == 0
-    resumed = capsys.readouterr().out
+    resumed = cli_here(*command, "--set", "train.steps=3").stdout
     assert "step_00000002" in resumed
     assert "is not used" not in resumed  # they are gone, and need not be there
     other = shutil.copytree(trained, tmp_path / "weights")
-    assert main([*command, "--set", "train.steps=4"]) == 0
-    assert "is not used" not in capsys.readouterr().out  # these are the weights that it began with
+    printed = cli_here(*command, "--set", "train.steps=4").stdout
+    assert "is not used" not in printed  # these are the weights that it began with
     manifest = read_manifest(other)
     write_manifest(other, manifest.model_copy(update={"id": "another"}))
-    assert main([*command, "--set", "train.steps=5"]) == 0
+    printed = cli_here(*command, "--set", "train.steps=5").stdout
     note = (
         f"warning: --init-from {weights} is not used: this run resumes, and its first weights were "
         "those of debug (step 1). To begin with the given ones, use another name"
     )
-    assert note in capsys.readouterr().out
+    assert note in printed
     shutil.rmtree(other)
     recipe = load_pretrained(tmp_path / "runs" / "new").recipe
     assert recipe.model == load_recipe("debug", tiny_overrides).model  # that of the weights
-    assert "is not a checkpoint" in _error(capsys, *command, "--fresh")
-    assert "is not a checkpoint" in _error(capsys, *command, "--set", "name=another")
+    assert "is not a checkpoint" in error_of(*command, "--fresh")
+    assert "is not a checkpoint" in error_of(*command, "--set", "name=another")
 
 
 def test_a_run_that_began_with_random_weights_says_so_though_the_given_ones_are_missing(
@@ -634,11 +633,9 @@ def test_another_activation_on_the_same_weights_is_said(tiny, exported, capsys, 
     assert "| initial weights | `debug` after 256 tokens, not counted above |" in card
 
 
-def test_fresh_does_not_move_what_it_begins_with(tiny_overrides, trained, capsys):
+def test_fresh_does_not_move_what_it_begins_with(tiny_overrides, trained, error_of):
     settings = set_arguments(tiny_overrides)
-    line = _error(
-        capsys, "train", "--recipe", "debug", *settings, "--fresh", "--init-from", trained
-    )
+    line = error_of("train", "debug", *settings, "--fresh", "--init-from", trained)
     assert "--fresh would move --init-from" in line
     assert trained.is_dir()
 
@@ -658,28 +655,20 @@ def test_an_imported_checkpoint_is_not_resumed(tiny, exported, tmp_path):
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-def _error(capsys, *arguments):
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
-def test_a_truncated_or_missing_shard(trained, tmp_path, capsys):
+def test_a_truncated_or_missing_shard(trained, tmp_path, error_of):
     export(trained, tmp_path / "out", "fp32", max_shard_size="40KB")
     shard = sorted((tmp_path / "out").glob("model-*.safetensors"))[1]
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
-    line = _error(capsys, "import", tmp_path / "out", tmp_path / "run")
+    line = error_of("import", tmp_path / "out", tmp_path / "run")
     assert f"{shard} is truncated or damaged" in line
     assert "export the checkpoint again" in line
     shard.unlink()
-    line = _error(capsys, "import", tmp_path / "out", tmp_path / "run")
+    line = error_of("import", tmp_path / "out", tmp_path / "run")
     assert f"{shard} is missing; export the checkpoint again" in line
     assert "(model.safetensors.index.json names it)" in line
     shutil.copy(sorted((tmp_path / "out").glob("model-*.safetensors"))[0], shard)
-    line = _error(capsys, "import", tmp_path / "out", tmp_path / "run")
+    line = error_of("import", tmp_path / "out", tmp_path / "run")
     assert f"{shard} and model.safetensors.index.json differ, such as" in line
     assert not (tmp_path / "run").exists()
 
@@ -702,7 +691,7 @@ def test_a_recipe_of_another_model(exported, tmp_path, tiny, override, key):
         import_export(exported, tmp_path / "run", str(recipe))
 
 
-def test_a_damaged_config(exported, tmp_path, capsys):
+def test_a_damaged_config(exported, tmp_path, error_of):
     path = exported / "config.json"
     whole = path.read_text()
     for text, reason in (
@@ -711,7 +700,7 @@ def test_a_damaged_config(exported, tmp_path, capsys):
         (whole.replace('"llama"', '"nothing"'), "cannot be read"),
     ):
         path.write_text(text)
-        line = _error(capsys, "import", exported, tmp_path / "run")
+        line = error_of("import", exported, tmp_path / "run")
         assert f"config.json {reason}" in line
         assert "export the checkpoint again" in line
 
@@ -729,11 +718,10 @@ def test_a_damaged_config(exported, tmp_path, capsys):
     ],
     ids=str,
 )
-def test_a_config_with_an_impossible_value_is_refused(exported, tmp_path, capsys, change):
+def test_a_config_with_an_impossible_value_is_refused(exported, tmp_path, change, error_of):
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps(config | change))
-    assert main(["import", str(exported), str(tmp_path / "run")]) == 1
-    error = capsys.readouterr().err
+    error = error_of("import", exported, tmp_path / "run")
     assert f"{exported / 'config.json'}" in error
     assert next(iter(change)) in error or "modulo by zero" in error
     assert not (tmp_path / "run").exists()
@@ -749,7 +737,7 @@ def test_a_config_with_an_impossible_value_is_refused(exported, tmp_path, capsys
         (lambda w: w.to(torch.complex64), "is of type complex64"),
     ],
 )
-def test_weights_that_are_no_finite_numbers_are_refused_by_name(exported, cli_here, spoil, reason):
+def test_weights_that_are_no_finite_numbers_are_refused_by_name(exported, error_of, spoil, reason):
     weights, name = load_file(exported / "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
     save_file(
         weights | {name: spoil(weights[name])}, exported / "model.safetensors", {"format": "pt"}
@@ -761,41 +749,39 @@ def test_weights_that_are_no_finite_numbers_are_refused_by_name(exported, cli_he
         ["generate", str(exported), "--prompt", "def "],
         ["train", "--recipe", "debug", "--init-from", str(exported), *arguments],
     ):
-        result = cli_here(*command)
-        assert result.returncode == 1
-        assert f"{exported}: {name} {reason}" in result.stderr
+        assert f"{exported}: {name} {reason}" in error_of(*command)
         assert not run.exists()
 
 
 @pytest.mark.parametrize("place", ["../w.safetensors", "/w.safetensors", "..", ""])
-def test_an_index_that_leads_out_of_the_folder_is_refused(exported, tmp_path, capsys, place):
+def test_an_index_that_leads_out_of_the_folder_is_refused(exported, tmp_path, place, error_of):
     (exported / "model.safetensors").rename(exported.parent / "w.safetensors")
     names = load_file(exported.parent / "w.safetensors")
     place = place.replace("/w", f"{exported.parent}/w") if place.startswith("/") else place
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, place)}
     (exported / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert main(["import", str(exported), str(tmp_path / "run")]) == 1
-    assert f"the shard {place!r} is not in the folder" in capsys.readouterr().err
+    error = error_of("import", exported, tmp_path / "run")
+    assert f"the shard {place!r} is not in the folder" in error
 
 
-def test_weights_of_another_model(exported, tiny, tmp_path, capsys):
+def test_weights_of_another_model(exported, tiny, tmp_path, error_of):
     other = _checkpoint(tiny("name=wide", "model.intermediate_size=96"))
     shutil.copy(other / "model.safetensors", exported / "model.safetensors")
-    line = _error(capsys, "import", exported, tmp_path / "run")
+    line = error_of("import", exported, tmp_path / "run")
     assert f"{exported}: model.layers.0.mlp.gate_proj.weight has shape (96, 32)" in line
 
 
-def test_another_tokenizer(exported, gpt2_cache, tmp_path, capsys):
+def test_another_tokenizer(exported, gpt2_cache, tmp_path, error_of):
     from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
 
     write_tokenizer("gpt2", exported, context_length=32)
-    line = _error(capsys, "import", exported, tmp_path / "run")
+    line = error_of("import", exported, tmp_path / "run")
     assert "tokenizer.json (50,257 ids" in line
     assert "is not the recipe's tokenizer 'bytes'" in line
 
 
 def test_importing_a_folder_with_code_of_its_own_neither_asks_nor_runs_it(
-    exported, tmp_path, monkeypatch
+    exported, tmp_path, monkeypatch, cli_here
 ):
     config = json.loads((exported / "config.json").read_text())
     config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
@@ -803,7 +789,7 @@ def test_importing_a_folder_with_code_of_its_own_neither_asks_nor_runs_it(
     ran = tmp_path / "ran"
     (exported / "own.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\n")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
-    assert main(["import", str(exported), str(tmp_path / "imported")]) == 0
+    cli_here("import", exported, tmp_path / "imported")
     assert not ran.exists()
     weights = load_pretrained(tmp_path / "imported").model.state_dict()
     assert all(

@@ -103,5 +103,4 @@ for _ in range(2):
 assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 assert signal.set_wakeup_fd(-1) == -1
 """
-    done = python("-c", program)
-    assert done.returncode == 0, done.stderr
+    python("-c", program)

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sparsellm
 from runs.hf_models import MODELS, PUBLISHED, change, logits, short_text, stock_model, write_model
-from sparsellm.cli import main
 from sparsellm.export.card import model_card
 from sparsellm.export.save_export import export, import_export
 from sparsellm.recipe.estimate import count_parameters
@@ -154,10 +153,9 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
     ],
     ids=str,
 )
-def test_what_cannot_be_carried_is_refused_by_name(folder, fields, reason, tmp_path, capsys):
+def test_what_cannot_be_carried_is_refused_by_name(folder, fields, reason, tmp_path, error_of):
     change(folder, fields)
-    assert main(["import", str(folder), str(tmp_path / "run")]) == 1
-    error = capsys.readouterr().err
+    error = error_of("import", folder, tmp_path / "run")
     assert reason in error
     assert str(folder) in error
     assert not (tmp_path / "run").exists()
@@ -186,10 +184,9 @@ def test_any_value_of_any_field_is_taken_or_refused(name, tmp_path):
 
 @pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
 @pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_missing_file_is_named(folder, missing, tmp_path, capsys):
+def test_a_missing_file_is_named(folder, missing, tmp_path, error_of):
     (folder / missing).unlink()
-    assert main(["import", str(folder), str(tmp_path / "run")]) == 1
-    assert missing in capsys.readouterr().err
+    assert missing in error_of("import", folder, tmp_path / "run")
 
 
 @pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
@@ -307,17 +304,16 @@ def test_a_published_checkpoint_that_cannot_be_read(fields, reason, tmp_path):
 @pytest.mark.parametrize(
     ("name", "fields"), [("ReLU, tied", PUBLISHED), ("Qwen3", {"hidden_act": "relu"})]
 )
-def test_a_folder_is_analyzed_continued_and_scored(name, fields, tmp_path, capsys):
+def test_a_folder_is_analyzed_continued_and_scored(name, fields, tmp_path, cli_here):
     folder = write_model(stock_model(name), tmp_path / "theirs")
     change(folder, fields)
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "so it is " * 40}))
     data = ["--data", str(tmp_path / "text.jsonl")]
     out = ["--out", str(tmp_path / "analysis")]
-    assert main(["analyze", str(folder), *data, "--tokens", "128", *out]) == 0
+    cli_here("analyze", folder, *data, "--tokens", "128", *out)
     statistics = json.loads((tmp_path / "analysis" / "statistics.json").read_text())
     assert 0 < statistics["layers"][0]["nnz_mean"] < 48
-    capsys.readouterr()
-    assert main(["generate", str(folder), *data, "--max-new-tokens", "3"]) == 0
-    assert capsys.readouterr().out.startswith("so it is so it is ")
+    text = cli_here("generate", folder, *data, "--max-new-tokens", "3").stdout
+    assert text.startswith("so it is so it is ")
     scored = load_stock("me/it", folder, torch.device("cpu"), torch.float32)
     assert torch.equal(logits(scored.model), logits(load_pretrained(folder).model))

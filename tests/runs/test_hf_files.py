@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import sparsellm
 from runs.hf_models import short_text, write_chat_model
-from sparsellm.cli import main
 from sparsellm.export.save_export import export, import_export
 from sparsellm.runs.huggingface.pretrained import find_checkpoint, load_pretrained
 
@@ -48,12 +47,12 @@ def _stock(folder):
     return _settings(model, AutoTokenizer.from_pretrained(folder))
 
 
-def test_a_model_from_elsewhere_keeps_its_tokens_template_and_defaults(folder, tmp_path, capsys):
+def test_a_model_from_elsewhere_keeps_its_tokens_template_and_defaults(folder, tmp_path, cli_here):
     expected = _stock(folder)
     assert (expected["ids"][0], expected["eos"]) == (0, [1, 2])
     assert expected["template"] == "<bos>why?<|im_end|>"
-    assert main(["import", str(folder), str(tmp_path / "run")]) == 0
-    assert f"left behind in {folder}: USAGE.md\n" in capsys.readouterr().out
+    printed = cli_here("import", folder, tmp_path / "run").stdout
+    assert f"left behind in {folder}: USAGE.md\n" in printed
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     folder.rename(tmp_path / "moved")  # nothing below reads it
     run, direct, again = (tmp_path / name for name in ("run", "direct", "again"))
@@ -93,19 +92,18 @@ def test_generation_from_elsewhere_ends_at_each_of_its_tokens(folder, tmp_path):
 
 
 def test_training_here_goes_on_with_its_tokens_and_says_what_it_leaves(
-    folder, tiny_overrides, tmp_path, capsys
+    folder, tiny_overrides, tmp_path, cli_here
 ):
     """Texts follow the end-of-document token then, as in training; the rest stays."""
     overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
     command = ["train", "debug", *set_arguments([*overrides, "train.steps=1"])]
-    assert main([*command, "--init-from", str(folder)]) == 0
+    cli_here(*command, "--init-from", folder)
     run = tmp_path / "runs" / "debug"
     assert f"hf:{folder}" in (run / "recipe.yaml").read_text()
     shutil.rmtree(folder)  # resumed and exported without it
-    assert main([*command, "--init-from", str(folder), "--set", "train.steps=2"]) == 0
-    capsys.readouterr()
-    assert main(["export", str(run), str(tmp_path / "out"), "--dtype", "fp32"]) == 0
-    assert "a post-processor that makes <bos> … of a text" in capsys.readouterr().out
+    cli_here(*command, "--init-from", folder, "--set", "train.steps=2")
+    printed = cli_here("export", run, tmp_path / "out", "--dtype", "fp32").stdout
+    assert "a post-processor that makes <bos> … of a text" in printed
     stock = _stock(tmp_path / "out")
     assert stock["ids"][0] != 0
     assert stock["ids"][-1] == 2
@@ -121,7 +119,7 @@ def test_training_here_goes_on_with_its_tokens_and_says_what_it_leaves(
 
 
 def test_training_with_another_tokenizer_leaves_the_token_ids_of_its_model_behind(
-    folder, tiny_overrides, tmp_path
+    folder, tiny_overrides, tmp_path, cli_here
 ):
     """They are other tokens now: the bytes 1 and 2 must not end a text."""
     overrides = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
@@ -129,7 +127,7 @@ def test_training_with_another_tokenizer_leaves_the_token_ids_of_its_model_behin
     run = tmp_path / "runs" / "debug"
     for steps in (1, 2):  # the second resumes
         command = [*command, "--set", f"train.steps={steps}"]
-        assert main([*command, "--init-from", str(folder)]) == 0
+        cli_here(*command, "--init-from", folder)
         model, tokenizer = sparsellm.load(run)
         assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 256
         assert model.generation_config.temperature in (None, 1.0)
@@ -187,7 +185,7 @@ def test_a_tokenizer_changed_after_training_is_not_the_models(folder, tiny, tmp_
 
 
 def test_a_checkpoint_without_its_tokenizers_files_knows_which_it_was(
-    folder, tiny, test_data, tmp_path, capsys
+    folder, tiny, test_data, tmp_path, error_of
 ):
     path = checkpoint_of(tiny(f"data.tokenizer=hf:{folder}"))
     assert not (path / "tokenizer").exists()
@@ -202,8 +200,7 @@ def test_a_checkpoint_without_its_tokenizers_files_knows_which_it_was(
         ["analyze", str(path)],
         ["train", "debug", "--set", "name=other", "--init-from", str(path)],
     ):
-        assert main(command) == 1
-        error = capsys.readouterr().err
+        error = error_of(*command)
         assert f"{path} was trained with another tokenizer than hf:{folder} is now" in error
 
 
@@ -218,7 +215,7 @@ def test_an_exports_tokenizer_may_not_change_either(folder, tiny, tmp_path):
 
 
 def test_the_ids_are_those_of_tokenizer_json_where_transformers_rebuilds_it(
-    folder, tmp_path, capsys
+    folder, tmp_path, capsys, cli_here
 ):
     """As SmolLM's: digits one by one, in a folder of a class that transformers 5 rebuilds."""
     hf_tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -241,8 +238,8 @@ def test_the_ids_are_those_of_tokenizer_json_where_transformers_rebuilds_it(
             assert tokenizer(text).input_ids == expected
             assert tokenizer.bos_token == "<bos>"
             assert "AutoTokenizer of transformers rebuilds such a" in capsys.readouterr().err
-        assert main(["export", str(tmp_path / name), str(tmp_path / f"{name} out")]) == 0
-        assert "AutoTokenizer of transformers 5 rebuilds such" in capsys.readouterr().out
+        printed = cli_here("export", tmp_path / name, tmp_path / f"{name} out").stdout
+        assert "AutoTokenizer of transformers 5 rebuilds such" in printed
         assert "**AutoTokenizer**" in (tmp_path / f"{name} out" / "README.md").read_text()
 
 

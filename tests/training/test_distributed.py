@@ -22,8 +22,7 @@ FUSED = "runtime.weight_gradients=fused"
 def _losses(overrides, config=""):
     """Loss and gradient norm of each step of ``sparsellm train`` on two processes."""
     program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(overrides)]
-    result = ranks(2, *program, config=config)
-    assert result.returncode == 0, result.stderr[-3000:]
+    ranks(2, *program, config=config)
     records = read_metrics(load_recipe("debug", overrides).run_path)
     return [(r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"]
 
@@ -31,8 +30,7 @@ def _losses(overrides, config=""):
 def _gradients(num_processes, out, common, splits, config=""):
     """A step for each split, all in one launch: (gradient by parameter, numbers) of each."""
     words = [word for split in splits for word in ("--", *split)]
-    result = ranks(num_processes, str(WORKER), str(out), *common, *words, config=config)
-    assert result.returncode == 0, result.stderr[-3000:]
+    ranks(num_processes, str(WORKER), str(out), *common, *words, config=config)
     files = [Path(f"{out}-{index}.safetensors") for index in range(len(splits))]
     return [(load_file(f), json.loads(f.with_suffix(".json").read_text())) for f in files]
 
@@ -195,7 +193,6 @@ def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, trai
         settings = [*tiny_overrides, *common, *overrides]
         words = ("-m", "sparsellm", "train", "debug", *set_arguments(settings))
         result = ranks(2, *words, config=config)
-        assert result.returncode == 0, result.stderr[-3000:]
         return Training(result, settings)
 
     early = train_on_two("name=early", "checkpoint.every_steps=0")
@@ -251,8 +248,7 @@ def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
 def test_another_number_of_processes_continues_with_the_same_stream(tiny_overrides, train):
     overrides = ["train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
     first = [*tiny_overrides, *overrides, "name=changed"]
-    trained = ranks(2, "-m", "sparsellm", "train", "debug", *set_arguments(first))
-    assert trained.returncode == 0, trained.stderr[-3000:]
+    ranks(2, "-m", "sparsellm", "train", "debug", *set_arguments(first))
     longer = [*overrides, "train.steps=6", "data.num_workers=1"]
     changed, straight = (train(*longer, f"name={name}") for name in ("changed", "straight"))
     losses = [record["loss"] for record in changed.records("train")]

@@ -6,7 +6,6 @@ import signal
 import pytest
 from conftest import set_arguments
 
-from sparsellm.cli import main
 from sparsellm.evaluate.lm import SparseLM
 from sparsellm.recipe import load_recipe
 from sparsellm.training import loop
@@ -25,14 +24,15 @@ def nothing_is_built(monkeypatch):
 
 @pytest.mark.usefixtures("nothing_is_built")
 def test_without_lm_eval_training_says_what_to_install_or_to_leave_out(
-    tiny_overrides, tmp_path, monkeypatch, capsys
+    tiny_overrides, tmp_path, monkeypatch, cli_here
 ):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "lm_eval" else find_spec(name)
     )
-    assert main(["train", "debug", *set_arguments([*tiny_overrides, EVALUATED])]) == 1
-    stderr = capsys.readouterr().err
+    stderr = cli_here(
+        "train", "debug", *set_arguments([*tiny_overrides, EVALUATED]), status=1
+    ).stderr
     assert "pip install 'lm-eval>=" in stderr or "pip install -e '.[eval]'" in stderr
     assert (
         "(evaluation.every_steps 2); --set evaluation.every_steps=0 trains without them" in stderr
@@ -41,21 +41,22 @@ def test_without_lm_eval_training_says_what_to_install_or_to_leave_out(
 
 
 @pytest.mark.usefixtures("nothing_is_built")
-def test_a_missing_file_of_rows_is_named_before_training(tiny_overrides, tmp_path, capsys):
+def test_a_missing_file_of_rows_is_named_before_training(tiny_overrides, tmp_path, cli_here):
     overrides = [EVALUATED, f"evaluation.data_dir={tmp_path}"]
-    assert main(["train", "debug", *set_arguments([*tiny_overrides, *overrides])]) == 1
-    stderr = capsys.readouterr().err
+    stderr = cli_here(
+        "train", "debug", *set_arguments([*tiny_overrides, *overrides]), status=1
+    ).stderr
     assert f"{tmp_path}/" in stderr
     assert ".jsonl is missing" in stderr
     assert "--set evaluation.every_steps=0" in stderr
 
 
-def test_a_sweep_says_so_before_its_first_run(tiny_overrides, tmp_path, capsys):
+def test_a_sweep_says_so_before_its_first_run(tiny_overrides, tmp_path, error_of):
     sweep = tmp_path / "scored.yaml"
     sweep.write_text("{name: scored, recipe: debug, runs: [{name: a}]}")
     overrides = [EVALUATED, f"evaluation.data_dir={tmp_path}"]
-    assert main(["sweep", str(sweep), *set_arguments([*tiny_overrides, *overrides])]) == 1
-    assert ".jsonl is missing" in capsys.readouterr().err
+    error = error_of("sweep", sweep, *set_arguments([*tiny_overrides, *overrides]))
+    assert ".jsonl is missing" in error
     assert not (tmp_path / "runs").exists()
 
 

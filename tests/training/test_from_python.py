@@ -58,7 +58,7 @@ def test_ranks_that_have_trained_say_that_they_train_one_run(tiny_overrides, tmp
     call = f"    sparsellm.train('debug', {overrides!r}, fresh=True)\n"
     script = tmp_path / "script.py"
     script.write_text(f"import sparsellm\nif __name__ == '__main__':\n{call}{call}")
-    done = ranks(2, str(script))
+    done = ranks(2, str(script), status=1)
     assert done.stdout.count("done: 1 step") == 1
     assert "start a script with `accelerate launch` once for each run" in done.stderr
 

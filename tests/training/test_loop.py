@@ -76,7 +76,6 @@ def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, train):
     assert "(SIGTERM); the same command resumes here" in lines[-1]
     assert "step 60/60" not in "".join(lines)
     resumed = ranks(1, *_program(stopped))
-    assert resumed.returncode == 0, resumed.stderr
     assert "resuming from" in resumed.stdout
     straight = train(*overrides, "name=straight")
     _assert_same(_outcome(straight.recipe), _outcome(load_recipe("debug", stopped)))
@@ -103,7 +102,6 @@ def test_sigkills_change_nothing(tiny_overrides, train):
                     process.send_signal(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL, killed_at
     finished = ranks(1, *_program(killed))
-    assert finished.returncode == 0, finished.stderr
     assert "resuming from" in finished.stdout
     straight = train(*overrides, "name=straight")
     _assert_same(_outcome(straight.recipe), _outcome(load_recipe("debug", killed)))
@@ -298,20 +296,17 @@ def test_ctrl_c_prints_no_traceback(cli_here, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sparsellm.recipe.load_recipe", interrupted)
-    result = cli_here("recipe", "list")
-    assert (result.returncode, result.stderr) == (130, "interrupted\n")
+    assert cli_here("recipe", "list", status=130).stderr == "interrupted\n"
 
 
 def test_recipe_show_takes_as_many_gpus_as_the_batch_divides_over(cli_here):
     shown = cli_here("recipe", "show", "--recipe", "debug")
-    assert shown.returncode == 0, shown.stderr
     assert "2 GPUs × 1 micro-batch × 16 sequences × 256 tokens" in shown.stdout
     assert re.search(r"^# tokens in all +983,040$", shown.stdout, re.MULTILINE)
 
 
 def test_recipe_show_is_a_recipe_with_its_counts(cli_here, tmp_path):
     shown = cli_here("recipe", "show", "--recipe", "0.5b", "--set", "train.micro_batch_size=8")
-    assert shown.returncode == 0, shown.stderr
     assert re.search(r"^# parameters +514,099,200 ", shown.stdout, re.MULTILINE)
     assert "8 GPUs × 8 micro-batches × 8 sequences × 2048 tokens" in shown.stdout
     path = tmp_path / "shown.yaml"

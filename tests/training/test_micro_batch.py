@@ -228,8 +228,7 @@ def test_ranks_agree_though_one_has_less_memory(tiny_overrides, config):
     def sizes(room_of_rank_1):
         name = f"name=with{room_of_rank_1}"
         arguments = ["train", "--recipe", "debug", *set_arguments([*overrides, name])]
-        result = ranks(2, str(WORKER), str(room_of_rank_1), *arguments, config=config)
-        assert result.returncode == 0, result.stderr[-3000:]
+        ranks(2, str(WORKER), str(room_of_rank_1), *arguments, config=config)
         records = read_metrics(load_recipe("debug", [*overrides, name]).run_path)
         return [size for _, size in _sizes([r for r in records if r["kind"] == "train"])]
 

@@ -79,7 +79,6 @@ def test_a_step_of_several_ranks_is_skipped_though_the_next_has_begun(
     overrides.append(f"optimizer.name={optimizer}")
     program = (str(DAMAGED), "spoil", "1", "3", "train", "--recipe", "debug")
     result = ranks(2, *program, *set_arguments(overrides), config=config)
-    assert result.returncode == 0, result.stderr[-3000:]
     assert "step 3 was skipped: loss " in result.stdout
     records = read_metrics(load_recipe("debug", overrides).run_path)
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 4]
@@ -131,8 +130,7 @@ def test_export_refuses_what_an_earlier_version_saved(build, cli_here, tmp_path)
     with pytest.raises(FloatingPointError, match=r"such as model.layers.1.mlp.up_proj.weight"):
         nonfinite.check_finite(run)
     path = save_run(run)
-    result = cli_here("export", str(path), str(tmp_path / "out"))
-    assert result.returncode == 1
+    result = cli_here("export", str(path), str(tmp_path / "out"), status=1)
     assert "model.layers.1.mlp.up_proj.weight has NaN or infinite values" in result.stderr
     assert not (tmp_path / "out").exists()
 

@@ -1,7 +1,7 @@
 """`sparsellm data inspect`: counts, lengths, duplicates and samples of a corpus."""
 
 import hashlib
-from itertools import islice
+import math
 
 import numpy as np
 from tqdm import tqdm
@@ -19,7 +19,8 @@ def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples
     """A report: documents, tokens, their lengths, duplicates, overlap with held-out text, samples.
 
     Duplicates are documents of equal text, except white space at the ends. ``limit`` is a number of
-    documents per split, the first in order; samples are the beginnings of training documents.
+    documents with text per split, the first in order; samples are the beginnings of training
+    documents.
 
     Raises:
         FileNotFoundError, ValueError, ConnectionError: the corpus cannot be read.
@@ -37,14 +38,15 @@ def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples
             for pair in zip(some, with_eot(some, tokenizer), strict=True)
         )
         lengths, digests = [], hashes.setdefault(name, [])
-        bar = tqdm(documents, total=limit, unit="document", desc=name, leave=False)
-        for content, tokens in islice(bar, limit):
+        for content, tokens in tqdm(documents, unit="document", desc=name, leave=False):
             lengths.append(len(tokens))
             if len(tokens):
                 digests.append(_hash(content))
                 if name == "train" and len(samples) < num_samples:
                     samples.append(_sample(content, tokenizer))
-        first = f" (the first {limit:,})" if len(lengths) == limit else ""
+            if len(digests) == limit:
+                break
+        first = f" (the first {limit:,})" if len(digests) == limit else ""
         lines += ["", f"{name}: {len(shards):,} files"]
         # A document of the other split of the same file is read as an empty one.
         shared = any(shard.is_part for shard in shards)
@@ -64,7 +66,8 @@ def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples
         train = set(hashes["train"])
         common = sum(digest in train for digest in held_out)
         share = common / len(held_out)
-        lines += ["", f"held-out documents that are in train: {common:,} ({share:.2%})"]
+        read = "" if len(hashes["train"]) < (limit or math.inf) else " as far as it was read"
+        lines += ["", f"held-out documents that are in train{read}: {common:,} ({share:.2%})"]
     for number, sample in enumerate(samples, start=1):
         lines += ["", f"--- sample {number} ---", sample]
     return "\n".join(lines)

@@ -89,7 +89,9 @@ def verdict(run: RunData) -> list[str]:
     step, tokens = run.end["step"], run.end["tokens"]
     sentences = [f"{step:,} of {run.recipe.train.steps:,} steps, {tokens:,} tokens."]
     if run.validation:
-        sentences.append(f"The validation loss is {run.validation[-1]['loss']:.4f} nats per token.")
+        last = run.validation[-1]
+        at = "" if last["step"] == step else f" after step {last['step']:,}"
+        sentences.append(f"The validation loss{at} is {last['loss']:.4f} nats per token.")
     elif end.get("loss") is not None:
         loss = f"The training loss is {end['loss']:.4f} nats per token"
         sentences.append(f"{loss}; no validation loss was measured.")

@@ -13,7 +13,9 @@ def run(losses=(), ends=(), **changes):
         recipe=load_recipe("debug"),
         train=[record],
         end=record,
-        validation=[{"loss": loss} for loss in losses],
+        validation=[
+            {"step": step, "loss": loss} for step, loss in zip((80, 120), losses, strict=False)
+        ],
         session_ends={str(number): {"how": outcome} for number, outcome in enumerate(ends)},
     )
 
@@ -25,6 +27,10 @@ def test_it_says_loss_zeros_and_speed():
         "3.5 of 352 neurons are active for a token: 99.0% of the activations are zero.",
         "1,000 tokens/s.",
     ]
+
+
+def test_a_loss_of_an_earlier_step_is_said_to_be_one():
+    assert "The validation loss after step 80 is 3.0000 nats per token." in verdict(run([3.0]))
 
 
 def test_it_says_what_is_odd():

@@ -14,14 +14,23 @@ _FROZEN_ORIGINAL = "original_module"
 def named_ffns(model: nn.Module) -> dict[str, SparseFFN]:
     """The FFNs by their names in the model as it was before it was wrapped.
 
+    If two would have one name, since a part of the model is called like a wrapper, all have theirs
+    in the model as it is.
+
     Raises:
         ValueError: there are none.
     """
     ffns = {
-        ".".join(part for part in parts if part not in _WRAPPERS): module
-        for parts, module in ((name.split("."), module) for name, module in model.named_modules())
-        if isinstance(module, SparseFFN) and _FROZEN_ORIGINAL not in parts
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, SparseFFN) and _FROZEN_ORIGINAL not in name.split(".")
     }
+    unwrapped = {
+        ".".join(part for part in name.split(".") if part not in _WRAPPERS): module
+        for name, module in ffns.items()
+    }
+    if len(unwrapped) == len(ffns):
+        ffns = unwrapped
     if not ffns:
         raise ValueError(
             "the model has no SparseFFN: build it with sparsellm.SparseFFN, or call "

@@ -515,6 +515,16 @@ def test_of_an_ffn_with_a_trained_copy_only_the_copy_counts(around):
     assert results[0] == results[1]
 
 
+def test_ffns_that_only_a_wrappers_name_tells_apart_all_count():
+    model = nn.Module()
+    model.module, model.ffns = Model(), Model().ffns  # `module` is also what DDP calls its model
+    controller, _ = controlled(model)
+    assert list(controller.ffns) == [
+        *(f"module.ffns.{i}" for i in range(L)),
+        *(f"ffns.{i}" for i in range(L)),
+    ]
+
+
 @pytest.mark.parametrize("adapter", [Around, Within])
 def test_an_adapter_that_comes_later_is_not_left_out(adapter):
     model = Model("sparse")

@@ -27,7 +27,7 @@ class Scores:
     mean: float | None  # of the suite's seven; None where not all of them were run
     mean_stderr: float | None  # tasks taken as independent
     num_requests: int
-    num_cut: int  # requests longer than the context length: their beginning was cut off
+    num_cut: int  # requests that do not fit the context: their beginning was cut off
     # Those of them whose answer alone is longer. lm-eval itself would end with an error.
     num_answers_cut: int = 0
 
@@ -113,8 +113,8 @@ def table(scores: Scores, suite: Suite) -> str:
         lines.append(_mean_line(scores, suite))
     if scores.num_cut:
         lines.append(
-            f"{scores.num_cut:,} of {scores.num_requests:,} requests are longer than the context "
-            "and lost their beginning"
+            f"{scores.num_cut:,} of {scores.num_requests:,} requests do not fit the context and "
+            "lost their beginning"
         )
     if scores.num_answers_cut:
         lines.append(

@@ -337,6 +337,24 @@ def train(
     return run
 
 
+@pytest.fixture
+def train_on(tiny_overrides: list[str]) -> Callable[..., Training]:
+    """Trains the tiny recipe on so many ranks, each a process of its own; see `warm.ranks`.
+
+    ``program`` takes the words of the command in place of ``sparsellm``.
+    """
+    from warm import ranks
+
+    def run(
+        number: int, *overrides: str, program: Sequence[str] = ("-m", "sparsellm"), config: str = ""
+    ) -> Training:
+        settings = [*tiny_overrides, *overrides]
+        words = (*program, "train", "debug", *set_arguments(settings))
+        return Training(ranks(number, *words, config=config), settings)
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def _no_progress_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast the machine is does not change what a command prints within this process."""

@@ -1,5 +1,6 @@
 """The same global batch, split in every way: one loss, one gradient, one set of statistics."""
 
+import functools
 import itertools
 import json
 import shutil
@@ -7,24 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Training, set_arguments
 from safetensors.torch import load_file
 from warm import ranks
-
-from sparsellm.recipe import load_recipe
-from sparsellm.runs.telemetry.records import read_metrics
 
 WORKER = Path(__file__).with_name("gradient_worker.py")
 RECOMPUTED = "runtime.activation_checkpointing=true"
 FUSED = "runtime.weight_gradients=fused"
-
-
-def _losses(overrides, config=""):
-    """Loss and gradient norm of each step of ``sparsellm train`` on two processes."""
-    program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(overrides)]
-    ranks(2, *program, config=config)
-    records = read_metrics(load_recipe("debug", overrides).run_path)
-    return [(r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"]
 
 
 def _gradients(num_processes, out, common, splits, config=""):
@@ -87,14 +76,14 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, several
 @pytest.mark.parametrize(
     "config", [pytest.param("ddp8.yaml", marks=pytest.mark.long), "fsdp2.yaml"]
 )
-def test_muon_trains_to_the_losses_of_one_process(tiny_overrides, train, config):
+def test_muon_trains_to_the_losses_of_one_process(train, train_on, config):
     common = ["optimizer.name=muon", "train.micro_batch_size=1"]
     common += ["optimizer.gate_learning_rate=3e-2"]  # ten times that of all others
     common += ["optimizer.normalize_neurons=true"]
     common += ["runtime.compile=false", "validation.every_steps=0"]
     common += ["model.intermediate_size=65"]  # shards of 33 and 32 neurons
     expected = train(*common, "name=alone").losses()
-    losses = [loss for loss, _ in _losses([*tiny_overrides, *common, "name=several"], config)]
+    losses = train_on(2, *common, "name=several", config=config).losses()
     # Muon multiplies in bf16, which takes sums in another order to other digits.
     assert losses == pytest.approx(expected, rel=1e-4)
     assert losses[-1] < losses[0] - 0.05
@@ -181,7 +170,7 @@ def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_pro
 @pytest.mark.parametrize(
     "config", ["ddp8.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.long)]
 )
-def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, train, config):
+def test_two_processes_train_to_the_same_bits_killed_or_not(train, train_on, config):
     """Whether a step begins early, which none does before a save; and to the losses of one."""
     common = ["train.micro_batch_size=1", "validation.tokens=160"]
 
@@ -189,12 +178,7 @@ def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, trai
         keys = ("kind", "step", "loss", "grad_norm")
         return [tuple(map(record.get, keys)) for record in done.records() if "loss" in record]
 
-    def train_on_two(*overrides):
-        settings = [*tiny_overrides, *common, *overrides]
-        words = ("-m", "sparsellm", "train", "debug", *set_arguments(settings))
-        result = ranks(2, *words, config=config)
-        return Training(result, settings)
-
+    train_on_two = functools.partial(train_on, 2, *common, config=config)
     early = train_on_two("name=early", "checkpoint.every_steps=0")
     assert early.stdout.count("step 4/4 | loss") == 1  # one rank speaks
     straight = records(early)
@@ -217,27 +201,25 @@ def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, trai
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
+def test_sparse_kernels_in_token_order_train_under_ddp(train_on):
     """After a first step gradients lie in DDP's buckets, to which several micro-batches add."""
-    overrides = [*tiny_overrides, "ffn.kernels=sparse", "runtime.compile=false"]
+    overrides = ["ffn.kernels=sparse", "runtime.compile=false"]
     # Two micro-batches on each rank, of two blocks of tokens.
     overrides += ["train.micro_batch_size=4", "train.global_batch_tokens=512"]
     overrides += ["validation.every_steps=0", "checkpoint.every_steps=0"]
 
-    def losses(name, *further):
-        return _losses([*overrides, *further, f"name={name}"])
+    def train(name, further):
+        records = train_on(2, *overrides, further, f"name={name}").records("train")
+        losses = [(record["loss"], record["grad_norm"]) for record in records]
+        return losses, [record["kernels"]["union_mean"] for record in records]
 
-    def unions(name):
-        run = load_recipe("debug", [*overrides, f"name={name}"]).run_path
-        return [record["kernels"]["union_mean"] for record in read_metrics(run, "train")]
-
-    sorted_tokens = "runtime.token_order=auto"
-    as_read = losses("a", "runtime.token_order=none")
-    first, again = losses("b", sorted_tokens), losses("c", sorted_tokens)
-    dense = losses("d", "ffn.kernels=dense")
+    as_read, unions = train("a", "runtime.token_order=none")
+    first, sorted_unions = train("b", "runtime.token_order=auto")
+    again, _ = train("c", "runtime.token_order=auto")
+    dense, _ = train("d", "ffn.kernels=dense")
     assert len(first) == 4
     assert first == again
-    assert unions("a") != unions("b")  # of 64 other tokens each
+    assert unions != sorted_unions  # of 64 other tokens each
     for run_records in (as_read, first):
         for numbers, usual in zip(run_records, dense, strict=True):
             assert numbers == pytest.approx(usual, rel=1e-4)
@@ -245,10 +227,9 @@ def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_another_number_of_processes_continues_with_the_same_stream(tiny_overrides, train):
+def test_another_number_of_processes_continues_with_the_same_stream(train, train_on):
     overrides = ["train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
-    first = [*tiny_overrides, *overrides, "name=changed"]
-    ranks(2, "-m", "sparsellm", "train", "debug", *set_arguments(first))
+    train_on(2, *overrides, "name=changed")
     longer = [*overrides, "train.steps=6", "data.num_workers=1"]
     changed, straight = (train(*longer, f"name={name}") for name in ("changed", "straight"))
     losses = [record["loss"] for record in changed.records("train")]

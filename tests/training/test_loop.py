@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import ROOT, set_arguments
 from frozen_runs import TIMES
-from warm import ranks, started
+from warm import started
 
 from sparsellm.processes.distributed import RankActivity
 from sparsellm.recipe import load_recipe
@@ -63,7 +63,7 @@ def _assert_same(one, other):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, train):
+def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, train, train_on):
     overrides = ["train.steps=60", "checkpoint.every_steps=1000"]
     overrides += ["data.num_workers=2", "sparsity.reinit_rate=0.1"]
     stopped, lines = [*tiny_overrides, *overrides, "name=stopped"], []
@@ -75,15 +75,15 @@ def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, train):
         assert process.wait() == 0, "".join(lines)
     assert "(SIGTERM); the same command resumes here" in lines[-1]
     assert "step 60/60" not in "".join(lines)
-    resumed = ranks(1, *_program(stopped))
+    resumed = train_on(1, *overrides, "name=stopped")
     assert "resuming from" in resumed.stdout
     straight = train(*overrides, "name=straight")
-    _assert_same(_outcome(straight.recipe), _outcome(load_recipe("debug", stopped)))
+    _assert_same(_outcome(straight.recipe), _outcome(resumed.recipe))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sigkills_change_nothing(tiny_overrides, train):
+def test_sigkills_change_nothing(tiny_overrides, train, train_on):
     """Bit-identical losses, statistics and weights after kills at random instants."""
     overrides = ["train.steps=32", "checkpoint.every_steps=1"]
     overrides += ["validation.every_steps=7", "data.num_workers=1"]
@@ -101,10 +101,10 @@ def test_sigkills_change_nothing(tiny_overrides, train):
                     killed_at.append(line)
                     process.send_signal(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL, killed_at
-    finished = ranks(1, *_program(killed))
+    finished = train_on(1, *overrides, "name=killed")
     assert "resuming from" in finished.stdout
     straight = train(*overrides, "name=straight")
-    _assert_same(_outcome(straight.recipe), _outcome(load_recipe("debug", killed)))
+    _assert_same(_outcome(straight.recipe), _outcome(finished.recipe))
 
 
 def test_between_progress_lines_a_terminal_shows_the_step(train, monkeypatch):

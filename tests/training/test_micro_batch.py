@@ -6,13 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import set_arguments
 from torch._dynamo.utils import counters
-from warm import ranks
 
-from sparsellm.recipe import load_recipe
 from sparsellm.recipe.estimate import estimate_memory
-from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import micro_batch, rehearsal
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch, possible_sizes
 from sparsellm.training.objective import Objective, total_loss
@@ -221,16 +217,15 @@ def _limit(monkeypatch, too_large):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
-def test_ranks_agree_though_one_has_less_memory(tiny_overrides, config):
-    overrides = [*tiny_overrides, "train.micro_batch_size=auto", "ffn.kernels=sparse"]
+def test_ranks_agree_though_one_has_less_memory(train_on, config):
+    overrides = ["train.micro_batch_size=auto", "ffn.kernels=sparse"]
     overrides += ["runtime.compile=false", "validation.every_steps=0", "train.steps=26"]
 
     def sizes(room_of_rank_1):
-        name = f"name=with{room_of_rank_1}"
-        arguments = ["train", "--recipe", "debug", *set_arguments([*overrides, name])]
-        ranks(2, str(WORKER), str(room_of_rank_1), *arguments, config=config)
-        records = read_metrics(load_recipe("debug", [*overrides, name]).run_path)
-        return [size for _, size in _sizes([r for r in records if r["kind"] == "train"])]
+        program = (str(WORKER), str(room_of_rank_1))
+        words = (*overrides, f"name=with{room_of_rank_1}")
+        done = train_on(2, *words, program=program, config=config)
+        return [size for _, size in _sizes(done.records("train"))]
 
     assert sizes(2) == [1, 2]
     assert sizes(1) == [1]

@@ -7,12 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import save_run, set_arguments
-from warm import ranks
+from conftest import save_run
 
-from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state
-from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training import loop, nonfinite, step as step_module
 from training.damaged_batch import spoil
 
@@ -72,16 +69,12 @@ def test_the_data_continues_after_it(build, nan_at):
         pytest.param("fsdp2.yaml", "muon", marks=pytest.mark.long),
     ],
 )
-def test_a_step_of_several_ranks_is_skipped_though_the_next_has_begun(
-    tiny_overrides, config, optimizer
-):
-    overrides = [*tiny_overrides, "train.on_nonfinite=skip", "checkpoint.every_steps=0"]
+def test_a_step_of_several_ranks_is_skipped_though_the_next_has_begun(train_on, config, optimizer):
+    overrides = ["train.on_nonfinite=skip", "checkpoint.every_steps=0"]
     overrides.append(f"optimizer.name={optimizer}")
-    program = (str(DAMAGED), "spoil", "1", "3", "train", "--recipe", "debug")
-    result = ranks(2, *program, *set_arguments(overrides), config=config)
-    assert "step 3 was skipped: loss " in result.stdout
-    records = read_metrics(load_recipe("debug", overrides).run_path)
-    assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 4]
+    done = train_on(2, *overrides, program=(str(DAMAGED), "spoil", "1", "3"), config=config)
+    assert "step 3 was skipped: loss " in done.stdout
+    assert [r["step"] for r in done.records("train")] == [1, 2, 4]
 
 
 def test_too_many_in_a_row_stop(train, nan_at, monkeypatch):

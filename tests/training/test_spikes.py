@@ -1,17 +1,14 @@
 """Finite spikes of the loss or the gradient norm: a damaged batch is skipped, on every rank."""
 
+import functools
 import json
 import math
 from pathlib import Path
 
 import pytest
-from conftest import set_arguments
-from warm import ranks
 
-from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.telemetry.metrics import METRICS
-from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.training.counting.counters import DECAY, SETTLED_STEPS, SkippedSteps
 
 DAMAGED = Path(__file__).with_name("damaged_batch.py")
@@ -66,37 +63,28 @@ def test_skipped_steps_are_counted_in_all_and_in_a_row():
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "on_nonfinite"), [(1, "stop"), (2, "skip")])
-def test_a_damaged_batch_is_skipped_and_counted(tiny_overrides, number, on_nonfinite):
-    settings = [*tiny_overrides, *OVERRIDES, f"train.on_nonfinite={on_nonfinite}"]
-    rank, step = str(number - 1), str(BAD_STEP)
-    program = (str(DAMAGED), "damage", rank, step, "train", "--recipe", "debug")
-
-    def train(name, *overrides):
-        arguments = set_arguments([*settings, f"name={name}", *overrides])
-        result = ranks(number, *program, *arguments)
-        return load_recipe("debug", [*settings, f"name={name}"]).run_path, result.stdout
-
+def test_a_damaged_batch_is_skipped_and_counted(train_on, number, on_nonfinite):
+    settings = [*OVERRIDES, f"train.on_nonfinite={on_nonfinite}"]
+    program = (str(DAMAGED), "damage", str(number - 1), str(BAD_STEP))
+    train = functools.partial(train_on, number, *settings, program=program)
     if number == 1:  # taken, it is a spike
-        trained_path, _ = train("taken")
-        norms = [r["grad_norm"] for r in read_metrics(trained_path, "train")]
+        norms = [r["grad_norm"] for r in train("name=taken").records("train")]
         assert norms[BAD_STEP - 1] > 3 * norms[BAD_STEP - 2]
     # The averages of the first steps outlive a restart: else there would be too few to judge by.
-    train("skipped", "train.spike_threshold=3", f"train.steps={SETTLED_STEPS - 10}")
-    run_path, output = train("skipped", "train.spike_threshold=3")
-    assert f"step {BAD_STEP} was skipped: " in output
-    assert "(1 in all; train.spike_threshold)" in output
-    assert "| 1 skipped |" in output  # the progress line goes on to say so
-    records = read_metrics(run_path)
-    train_records = [r for r in records if r["kind"] == "train"]
+    train("train.spike_threshold=3", f"train.steps={SETTLED_STEPS - 10}")
+    done = train("train.spike_threshold=3")
+    assert f"step {BAD_STEP} was skipped: " in done.stdout
+    assert "(1 in all; train.spike_threshold)" in done.stdout
+    assert "| 1 skipped |" in done.stdout  # the progress line goes on to say so
+    train_records = done.records("train")
     steps = [r["step"] for r in train_records]
     assert steps == [step for step in range(1, STEPS + 1) if step != BAD_STEP]
     assert [r["skipped_steps"] for r in train_records[-6:]] == [0] + [1] * 5
     assert all(math.isfinite(r["grad_norm"]) for r in train_records)
-    [failure] = [r for r in records if r["kind"] == "failure"]
+    [failure] = done.records("failure")
     assert (failure["step"], failure["tokens"]) == (BAD_STEP, BAD_STEP * 256)
     assert "gradient norm " in failure["error"]
-    last = run_path / "checkpoints" / f"step_{STEPS:08d}"
-    moments = checkpoint.read_kind(last, "optimizer")
+    moments = checkpoint.read_kind(done.checkpoint(STEPS), "optimizer")
     taken_steps = {float(t) for name, t in moments.items() if name.startswith("step.")}
     assert taken_steps == {STEPS - 1.0}
 

@@ -108,6 +108,11 @@ class RunData:
         return self.finished or self.train[-1]["step"] >= self.recipe.train.steps
 
     @property
+    def first_weights(self) -> dict[str, Any] | None:
+        """The model whose weights it began with, a `Parent`; None if they were random."""
+        return self.sessions[-1].get("init_from") if self.sessions else None
+
+    @property
     def resumed_at(self) -> list[int]:
         """The first recorded step of each process after the first."""
         later = [session["step"] for session in self.sessions[1:]]

@@ -191,8 +191,8 @@ def _caveats(sweep: SweepData) -> list[str]:
 
 def _unlike(sweep: SweepData) -> list[str]:
     """What makes the losses of groups hard to compare: where they began, and how much they read."""
-    origins = {g.group: _origin(g.runs[0]) for g in sweep.groups}
-    elsewhere = [f"{group} ({origin})" for group, origin in origins.items() if origin]
+    origins = {g.group: g.runs[0].first_weights for g in sweep.groups}
+    elsewhere = [f"{group} ({origin['name']})" for group, origin in origins.items() if origin]
     by_tokens: dict[int, list[str]] = {}
     for g in sweep.groups:
         by_tokens.setdefault(max(g.tokens), []).append(g.group)
@@ -201,12 +201,6 @@ def _unlike(sweep: SweepData) -> list[str]:
         *([f"Began with the weights of another run: {', '.join(elsewhere)}."] if elsewhere else []),
         *([f"Tokens trained on: {', '.join(tokens)}."] if len(tokens) > 1 else []),
     ]
-
-
-def _origin(run: RunData) -> str | None:
-    """The name of the run with whose weights this one began."""
-    origin = run.sessions[-1].get("init_from") if run.sessions else None
-    return origin["name"] if origin else None
 
 
 def _how_far(runs: list[RunData]) -> str:

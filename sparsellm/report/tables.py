@@ -45,6 +45,7 @@ def summary_table(runs: list[RunData]) -> str:
         "Processes, and how they ended": _processes,
         "Ranks and device": lambda r: _each(f"{s['ranks']} × {s['device']}" for s in r.sessions),
         "Commit": lambda r: _each(s["commit"] for s in r.sessions),
+        "First weights": _first_weights,
         "Goes on from": _parent,
         "Resumed": lambda r: ", ".join(f"before step {s:,}" for s in r.resumed_at) or "never",
         "Recipe changed": _recipe_changes,
@@ -61,6 +62,14 @@ def _readable(run: RunData) -> Recipe:
 def _processes(run: RunData) -> str:
     ends = [run.session_ends.get(s["id"], {}).get("how", "no end recorded") for s in run.sessions]
     return _each(f"{ends.count(outcome)} {outcome}" for outcome in dict.fromkeys(ends))
+
+
+def _first_weights(run: RunData) -> str:
+    if (origin := run.first_weights) is None:
+        return "random"
+    # Of weights that sparsellm has not trained, the tokens are unknown.
+    after = f" after {origin['tokens']:,} tokens, not counted above" if origin["tokens"] else ""
+    return f"{origin['name']}{after}"
 
 
 def _parent(run: RunData) -> str:

@@ -112,6 +112,19 @@ def test_a_resumed_run_adds_up_its_processes(tiny):
     assert f"{active:,}" in table
 
 
+def test_a_run_that_began_with_other_weights_says_so(tiny):
+    origin = {"name": "dense", "step": 4, "tokens": 1024}
+    sessions = [
+        {"kind": "session", "step": 0, "id": "a"} | more for more in ({}, {"init_from": origin})
+    ]
+    paths = [
+        write_run(tiny(f"name={name}"), [session, record(tiny(), 1)])
+        for name, session in zip("ab", sessions, strict=True)
+    ]
+    row = "<td>random</td><td>dense after 1,024 tokens, not counted above</td>"
+    assert row in summary_table(read_runs(paths))
+
+
 # --- what is drawn --------------------------------------------------------------------------------
 
 

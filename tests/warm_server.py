@@ -107,7 +107,7 @@ def become(words: list[str], env: dict[str, str]) -> None:
         sys.argv, sys.path[0] = words[1:], str(Path.cwd())
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+        sys.argv, sys.path[:1] = words, [str(Path(words[0]).parent), str(Path(__file__).parent)]
         runpy.run_path(words[0], run_name="__main__")
 
 

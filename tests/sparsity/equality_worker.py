@@ -4,7 +4,6 @@
 overrides. The main rank writes what differs, for each split.
 """
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from torch.nn.parallel import DistributedDataParallel
+from training.gradient_worker import FixedBatches, PlainSGD, fixed_batches, splits
 
 from sparsellm import SparsityController
 from sparsellm.data.tokenizer import load_tokenizer
@@ -28,36 +28,6 @@ from sparsellm.training.step import train_step
 STEPS = 3
 
 
-class PlainSGD(torch.optim.SGD):
-    """Takes no notice of refused steps: of torch's optimizers only fused ones know them."""
-
-    found_inf = property(lambda self: None, lambda self, refused: None)
-
-
-def micro_batches(recipe, rank, num_ranks):
-    """This rank's, of all steps: int64 (micro-batch, context_length + 1)."""
-    sequences = recipe.train.global_batch_tokens // recipe.model.context_length
-    generator = torch.Generator().manual_seed(11)
-    for _ in range(STEPS):
-        whole = torch.randint(
-            257, (sequences, recipe.model.context_length + 1), generator=generator
-        )
-        yield from whole.chunk(num_ranks)[rank].split(recipe.train.micro_batch_size)
-
-
-class Loader:
-    """A run's loader, with other micro-batches."""
-
-    def __init__(self, loader, batches):
-        self._loader, self._batches = loader, batches
-
-    def __getattr__(self, name):
-        return getattr(self._loader, name)
-
-    def __next__(self):
-        return next(self._batches)
-
-
 def kept_gradients(optimizer, model):
     """Those of each step, as the optimizer is about to use them."""
     gradients = []
@@ -67,11 +37,11 @@ def kept_gradients(optimizer, model):
     return gradients
 
 
-def by_our_loop(recipe, rank, num_ranks):
+def by_our_loop(recipe):
     """Gradients and numbers of each step."""
     run = build_run(recipe)
     run.loader.close()
-    run.loader = Loader(run.loader, micro_batches(recipe, rank, num_ranks))
+    run.loader = FixedBatches(run, STEPS)
     run.optimizer = PlainSGD(run.objective.parameters())
     gradients, numbers = kept_gradients(run.optimizer, run.model), []
     for _ in range(STEPS):
@@ -121,7 +91,7 @@ def by_a_loop_of_ones_own(recipe, rank, num_ranks):
     gradients, numbers = kept_gradients(optimizer, model), []
     parallel = DistributedDataParallel(model) if num_ranks > 1 else model
     rounds = recipe.accumulation_steps(num_ranks)
-    batches = micro_batches(recipe, rank, num_ranks)
+    batches = fixed_batches(recipe, rank, num_ranks, STEPS)
     for step in range(STEPS):
         for index in range(rounds):
             if num_ranks > 1:
@@ -164,16 +134,13 @@ def largest_error(ours, theirs):
 
 def main(out: str, *words: str) -> None:
     """All splits; the first words are common to them."""
-    common, *splits = [
-        list(words) for marker, words in itertools.groupby(words, "--".__eq__) if not marker
-    ]
     results = []
-    for split in splits:
+    for overrides in splits(words):
         AcceleratorState._reset_state()  # splits differ in precision
-        recipe = load_recipe("debug", [*common, *split])
+        recipe = load_recipe("debug", overrides)
         state = PartialState(cpu=True)
         place = (state.process_index, state.num_processes)
-        ours, theirs = by_our_loop(recipe, *place), by_a_loop_of_ones_own(recipe, *place)
+        ours, theirs = by_our_loop(recipe), by_a_loop_of_ones_own(recipe, *place)
         results.append(
             {
                 "gradient_error": largest_error(ours[0], theirs[0]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +37,26 @@ from sparsellm.training.step import (
 )
 
 
-class FixedBatch:
-    """Serves this rank's micro-batches of one global batch in order."""
+def fixed_batches(recipe, rank, num_ranks, steps=1):
+    """This rank's micro-batches of fixed global batches: int64, (B, context_length + 1) each."""
+    length = recipe.model.context_length
+    shape = (recipe.train.global_batch_tokens // length, length + 1)
+    generator = torch.Generator().manual_seed(11)
+    for _ in range(steps):
+        whole = torch.randint(257, shape, generator=generator)
+        yield from whole.chunk(num_ranks)[rank].split(recipe.train.micro_batch_size)
+
+
+class FixedBatches:
+    """Serves `fixed_batches` to a run."""
 
     # As `TokenLoader` has them.
     corpus_names = ("fixed",)
     texts_2C = np.zeros((2, 1), dtype=np.int64)
 
-    def __init__(self, run):
-        recipe, accelerator = run.recipe, run.accelerator
-        shape = recipe.model.context_length + 1
-        sequences = recipe.train.global_batch_tokens // recipe.model.context_length
-        generator = torch.Generator().manual_seed(11)
-        whole = torch.randint(257, (sequences, shape), generator=generator)
-        rank_batch = whole.chunk(accelerator.num_processes)[accelerator.process_index]
-        self._micro_batches = iter(rank_batch.split(recipe.train.micro_batch_size))
+    def __init__(self, run, steps=1):
+        place = (run.accelerator.process_index, run.accelerator.num_processes)
+        self._micro_batches = fixed_batches(run.recipe, *place, steps)
 
     def close(self):
         """Nothing runs in the background."""
@@ -71,7 +77,7 @@ def accumulated_gradients(recipe, each_round=lambda run: None):
     each micro-batch, and gets the run."""
     run = build_run(recipe)
     run.loader.close()
-    run.loader = FixedBatch(run)
+    run.loader = FixedBatches(run)
     try:
         count = micro_batches(run)
         begin_sharing(run, accumulate=count > 1)
@@ -133,12 +139,18 @@ def mesh_shape(model: torch.nn.Module) -> list[int]:
     return list(parameter.device_mesh.shape) if isinstance(parameter, DTensor) else []
 
 
+def splits(words: Sequence[str]) -> list[list[str]]:
+    """The overrides of each split, after those that are common to all; ``--`` is between them."""
+    groups = [list(group) for marker, group in itertools.groupby(words, "--".__eq__) if not marker]
+    return [[*groups[0], *split] for split in groups[1:]]
+
+
 def step(overrides: list[str], out: Path) -> None:
     """One step; the main rank writes the gradient and what else is compared."""
     run = build_run(load_recipe("debug", overrides))
     before = gather_model(run.model)
     run.loader.close()
-    run.loader = FixedBatch(run)
+    run.loader = FixedBatches(run)
     run.optimizer = PlainSGD(run.objective.parameters())
     with Collectives() as collectives, OwnWeights() as own_weights:
         totals = train_step(run, StopRequest())
@@ -167,11 +179,8 @@ def step(overrides: list[str], out: Path) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     out, *words = sys.argv[1:]
-    common, *splits = [
-        list(words) for marker, words in itertools.groupby(words, "--".__eq__) if not marker
-    ]
-    for index, split in enumerate(splits):
-        step([*common, *split], Path(f"{out}-{index}.safetensors"))
+    for index, overrides in enumerate(splits(words)):
+        step(overrides, Path(f"{out}-{index}.safetensors"))
     PartialState().destroy_process_group()
 
 

@@ -56,27 +56,27 @@ def prompts(batch=3, length=9, padding=(4, 0, 1)):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def both(model, seed=0, **options):
-    """What transformers' own loop gives, and what this one gives."""
+def generate_alike(model, *arguments, **options):
+    """The tokens of this loop, which are those of transformers' own."""
     results = []
     for generate in (type(model).generate.__get__(model), model.generate):
-        torch.manual_seed(seed)
-        results.append(generate(**options))
-    return results
+        torch.manual_seed(0)
+        result = generate(*arguments, **options)
+        results.append(result if torch.is_tensor(result) else result.sequences)
+    assert torch.equal(results[1], results[0])
+    return results[1]
 
 
 @pytest.mark.parametrize("model", MODELS, indirect=True)
 def test_every_family_gives_the_same_tokens(model, steps):
     # Past the windows of 20 and 24 positions.
-    expected, actual = both(model, **prompts(), **SAMPLED, max_new_tokens=20)
-    assert torch.equal(actual, expected)
+    generate_alike(model, **prompts(), **SAMPLED, max_new_tokens=20)
     assert steps == [3] * 19
 
 
 def test_up_to_the_end_of_the_context(model, steps):
-    expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=64 - 9)
-    assert torch.equal(actual, expected)
-    assert actual.shape == (3, 64)
+    tokens = generate_alike(model, **prompts(), **GREEDY, max_new_tokens=64 - 9)
+    assert tokens.shape == (3, 64)
     assert steps == [3] * (64 - 9 - 1)
 
 
@@ -94,26 +94,23 @@ def test_logits_equal_those_of_a_forward_without_a_cache(model):
 
 
 def test_a_sequence_that_ends_is_padded_and_the_last_one_ends_the_text(model, steps):
-    tokens, _ = both(model, **prompts(), **SAMPLED, max_new_tokens=30)
+    tokens = generate_alike(model, **prompts(), **SAMPLED, max_new_tokens=30)
     ends = [int(tokens[0, 14]), int(tokens[1, 17]), int(tokens[2, 11])]
-    expected, actual = both(model, **prompts(), **SAMPLED, max_new_tokens=30, eos_token_id=ends)
-    assert torch.equal(actual, expected)
-    assert actual.shape[1] < 39
-    assert (actual == 0).any()
+    tokens = generate_alike(model, **prompts(), **SAMPLED, max_new_tokens=30, eos_token_id=ends)
+    assert tokens.shape[1] < 39
+    assert (tokens == 0).any()
     assert sum(steps) < 2 * 3 * 29
 
 
 def test_batches_of_other_sizes_and_one_after_the_other(model, steps):
     for batch in (1, 3, 2):
-        expected, actual = both(model, **prompts(batch), **SAMPLED, max_new_tokens=5)
-        assert torch.equal(actual, expected)
+        generate_alike(model, **prompts(batch), **SAMPLED, max_new_tokens=5)
     assert steps == [1] * 4 + [3] * 4 + [2] * 4
 
 
 def test_several_sequences_for_each_prompt(model, steps):
     inputs = prompts(2, padding=(1, 0))
-    expected, actual = both(model, **inputs, **SAMPLED, max_new_tokens=4, num_return_sequences=2)
-    assert torch.equal(actual, expected)
+    generate_alike(model, **inputs, **SAMPLED, max_new_tokens=4, num_return_sequences=2)
     assert steps == [4] * 3
 
 
@@ -129,11 +126,9 @@ def test_processors_and_criteria_of_the_caller_are_used(model, steps):
         "suppress_tokens": [1, 2, 3],
         "logits_processor": LogitsProcessorList([never_five]),
     }
-    expected, actual = both(model, **prompts(), **GREEDY, **options, max_new_tokens=20)
-    assert torch.equal(actual, expected)
-    expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=20, max_time=1e-9)
-    assert torch.equal(actual, expected)
-    assert actual.shape[1] == 10
+    generate_alike(model, **prompts(), **GREEDY, **options, max_new_tokens=20)
+    tokens = generate_alike(model, **prompts(), **GREEDY, max_new_tokens=20, max_time=1e-9)
+    assert tokens.shape[1] == 10
     assert len(steps) == 19
 
 
@@ -164,10 +159,7 @@ def test_a_generation_config_is_used(model, steps):
         options = {"attention_mask": inputs["attention_mask"]}
         if len(arguments) == 1:
             options["generation_config"] = config
-        torch.manual_seed(1)
-        expected = type(model).generate(model, *arguments, **options)
-        torch.manual_seed(1)
-        assert torch.equal(model.generate(*arguments, **options), expected)
+        generate_alike(model, *arguments, **options)
     assert len(steps) == 6
 
 
@@ -184,10 +176,7 @@ def test_a_generation_config_is_used(model, steps):
 )
 def test_other_loops_are_those_of_transformers(model, steps, options):
     batch = 1 if "prompt_lookup_num_tokens" in options else 3
-    expected, actual = both(model, **prompts(batch), **GREEDY, **options, max_new_tokens=5)
-    if options == {"return_dict_in_generate": True}:
-        expected, actual = expected.sequences, actual.sequences
-    assert torch.equal(actual, expected)
+    generate_alike(model, **prompts(batch), **GREEDY, **options, max_new_tokens=5)
     assert steps == []
 
 
@@ -212,27 +201,23 @@ def test_inputs_of_a_later_transformers_are_left_to_it_which_is_said_once(
     monkeypatch.setattr(loop, "_EXPECTED", loop._EXPECTED - {"use_cache"})
     loop._say_once.cache_clear()
     with pytest.warns(UserWarning, match="eager loop: sparsellm does not know its inputs use_cac"):
-        expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
-    assert torch.equal(actual, expected)
+        generate_alike(model, **prompts(), **GREEDY, max_new_tokens=5)
     assert steps == []
 
 
 def test_a_mask_with_holes_is_left_to_transformers(model, steps):
     inputs = prompts()
     inputs["attention_mask"][1, 4] = 0
-    expected, actual = both(model, **inputs, **GREEDY, max_new_tokens=5)
-    assert torch.equal(actual, expected)
+    generate_alike(model, **inputs, **GREEDY, max_new_tokens=5)
     assert steps == []
 
 
 def test_under_autocast_another_type_than_the_models_is_left_to_transformers(model, steps):
     with torch.autocast("cpu", torch.bfloat16):
-        expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
-        assert torch.equal(actual, expected)
+        generate_alike(model, **prompts(), **GREEDY, max_new_tokens=5)
         assert not steps
         model.bfloat16()
-        expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
-    assert torch.equal(actual, expected)
+        generate_alike(model, **prompts(), **GREEDY, max_new_tokens=5)
     assert steps == [3] * 4
 
 
@@ -240,14 +225,14 @@ def test_a_model_that_has_changed_is_left_to_transformers(model, steps):
     layer = model.model.layers[1]
     handle = layer.self_attn.register_forward_hook(lambda *_: None)
     assert "model.layers.1.self_attn: it has hooks" in why_no_step(model)
-    both(model, **prompts(), **GREEDY, max_new_tokens=3)
+    generate_alike(model, **prompts(), **GREEDY, max_new_tokens=3)
     handle.remove()
     layer.forward = layer.forward
     assert "model.layers.1: its forward was replaced" in why_no_step(model)
-    both(model, **prompts(), **GREEDY, max_new_tokens=3)
+    generate_alike(model, **prompts(), **GREEDY, max_new_tokens=3)
     assert steps == []
     del layer.forward
-    both(model, **prompts(), **GREEDY, max_new_tokens=3)
+    generate_alike(model, **prompts(), **GREEDY, max_new_tokens=3)
     assert len(steps) == 2
 
 
@@ -310,8 +295,7 @@ def _adapt(model):
 )
 def test_what_a_step_would_leave_out_is_left_to_transformers(model, steps, change, reason):
     change(model)
-    expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
-    assert torch.equal(actual, expected)
+    generate_alike(model, **prompts(), **GREEDY, max_new_tokens=5)
     assert steps == []
     assert why_no_step(model) == reason
 
@@ -326,12 +310,11 @@ def test_hooks_that_compute_the_order_of_tokens_leave_steps_to_us():
 
 
 def test_weights_may_change_between_calls(model):
-    before, _ = both(model, **prompts(), **GREEDY, max_new_tokens=5)
+    before = generate_alike(model, **prompts(), **GREEDY, max_new_tokens=5)
     with torch.no_grad():
         model.model.layers[0].self_attn.v_proj.weight.neg_()
-    expected, actual = both(model, **prompts(), **GREEDY, max_new_tokens=5)
-    assert torch.equal(actual, expected)
-    assert not torch.equal(actual, before)
+    tokens = generate_alike(model, **prompts(), **GREEDY, max_new_tokens=5)
+    assert not torch.equal(tokens, before)
 
 
 def test_a_copy_and_a_saved_model_generate_with_their_own_weights(model, steps):
@@ -341,8 +324,7 @@ def test_a_copy_and_a_saved_model_generate_with_their_own_weights(model, steps):
     for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
         with torch.no_grad():
             other.model.layers[0].self_attn.v_proj.weight.neg_()
-        expected, actual = both(other, **prompts(), **GREEDY, max_new_tokens=5)
-        assert torch.equal(actual, expected)
+        generate_alike(other, **prompts(), **GREEDY, max_new_tokens=5)
     assert len(steps) == 8
 
 

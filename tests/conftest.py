@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     def is_short(item: pytest.Item) -> bool:
-        return {"slow", "timeout"}.isdisjoint(mark.name for mark in item.iter_markers())
+        return {"slow", "long", "timeout"}.isdisjoint(mark.name for mark in item.iter_markers())
 
     long = [item for item in items if not is_short(item)]
     short = [item for item in items if is_short(item)]

@@ -165,7 +165,6 @@ def test_a_preempted_job_saves_and_is_queued_again_a_cancelled_one_only_saves(
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("seconds", [1, 600])
 def test_the_job_is_queued_again_before_its_time_limit_however_long_a_save_takes(
@@ -189,7 +188,6 @@ def test_a_run_that_keeps_failing_is_started_again_a_few_times(slurm, submit, tm
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_survives_lost_launchers_and_preemption(slurm, submit, tiny_overrides, tmp_path):
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "train.steps=400"]

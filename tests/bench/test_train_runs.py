@@ -311,7 +311,6 @@ def test_a_bench_told_to_end_ends_what_it_launched(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_real_run_and_its_checkpoints_forward(tiny_overrides, tmp_path, monkeypatch, cli_here):
     quiet = ("checkpoint.", "validation.every", "logging.", "name=")
     overrides = [o for o in tiny_overrides if not o.startswith(quiet)]

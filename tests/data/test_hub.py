@@ -97,7 +97,6 @@ def _lists(requests):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_one_rank_lists_the_hub_for_all_ranks_and_workers(corpus_file, tmp_path):
     overrides = [*TINY, f"logging.run_dir={tmp_path}", f"data.corpus={corpus_file}"]
     overrides += ["data.num_workers=2", "train.steps=2"]

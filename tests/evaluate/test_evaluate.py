@@ -424,7 +424,6 @@ def test_of_a_model_that_is_of_no_run_nothing_is_said_of_wandb(data_dir, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, data_dir, tmp_path):
     online = [*tiny_overrides, "logging.wandb=offline", "validation.every_steps=0"]
     online += ["evaluation.every_steps=4", f"evaluation.data_dir={data_dir}", "evaluation.limit=3"]

@@ -33,7 +33,6 @@ def command(hub, tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_pushed_and_trained_on_by_name(hub, command, train, tiny_overrides, tmp_path):
     overrides = ["validation.every_steps=0", "train.steps=2"]
@@ -91,7 +90,6 @@ def _dense_model(hub, folder) -> Tokenizer:
     return letters
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_data, tmp_path):
     letters = _dense_model(hub, tmp_path / "dense")
@@ -108,7 +106,6 @@ def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_
     assert str(tmp_path / "dense" / "tokenizer_config.json") in unmarked
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_an_export_of_a_model_of_the_hub_names_it(hub, command, tmp_path):
     _dense_model(hub, tmp_path / "dense")
@@ -127,7 +124,6 @@ def test_an_export_of_a_model_of_the_hub_names_it(hub, command, tmp_path):
     assert all("dense" in text and "snapshots" not in text for text in texts)  # as in the cache
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_revision_may_have_slashes(hub, command, tmp_path):
     """As a pull request's has."""

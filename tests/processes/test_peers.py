@@ -76,7 +76,6 @@ def test_a_rank_killed_while_it_saves_ends_the_others(tiny_overrides, rank):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sleep", "freeze"])
 def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
     tiny_overrides, monkeypatch, kind
@@ -99,7 +98,6 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_validation_that_fails_on_one_rank_leaves_none_waiting(tiny_overrides):
     settings = [*tiny_overrides, "train.micro_batch_size=1", "name=validated"]
     arguments = ["train", "--recipe", "debug", *set_arguments(settings)]

@@ -9,7 +9,6 @@ WORKER = Path(__file__).with_name("killed_writer.py")
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_killed_at_every_operation_of_two_saves(tmp_path):
     result = python(WORKER, tmp_path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
     # Of each save at least its folder, its eight files, two renames and the one that it replaces.

@@ -312,7 +312,6 @@ def test_a_signal_saves_the_runs_and_leaves_no_worker(sweep_file, tmp_path, sign
     assert not (tmp_path / "tiny" / "never-seed0").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_on_two_processes_computes_what_one_does(sweep_file, tmp_path, cli_here):
     runs = [{"name": "l1"}]
@@ -358,7 +357,6 @@ def test_gpus_that_make_no_groups_are_refused_before_anything_runs(sweep_file, t
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_signal_saves_a_launched_run(sweep_file, tmp_path):
     runs = [{"name": "long", "set": {"train.steps": 100_000}}]
     command = [sys.executable, "-m", "sparsellm", "sweep", str(sweep_file(runs=runs))]

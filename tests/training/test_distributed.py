@@ -90,7 +90,6 @@ def test_muon_trains_to_the_losses_of_one_process(train, train_on, config):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
     tiny_overrides, tmp_path
 ):
@@ -140,7 +139,6 @@ def test_fsdp2_shares_what_it_has_gathered_in_fp8(tiny_overrides, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_process(
     tiny_overrides, tmp_path
 ):
@@ -200,7 +198,6 @@ def test_two_processes_train_to_the_same_bits_killed_or_not(train, train_on, con
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_sparse_kernels_in_token_order_train_under_ddp(train_on):
     """After a first step gradients lie in DDP's buckets, to which several micro-batches add."""
     overrides = ["ffn.kernels=sparse", "runtime.compile=false"]
@@ -225,7 +222,6 @@ def test_sparse_kernels_in_token_order_train_under_ddp(train_on):
             assert numbers == pytest.approx(usual, rel=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_another_number_of_processes_continues_with_the_same_stream(train, train_on):
     overrides = ["train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]

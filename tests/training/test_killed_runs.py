@@ -61,7 +61,6 @@ def test_helpers_of_a_rank_are_no_ranks(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_run_ends_as_one_left_alone(tmp_path):
     helper = tmp_path / "sparsellm" / "helper.py"

@@ -215,7 +215,6 @@ def _limit(monkeypatch, too_large):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 def test_ranks_agree_though_one_has_less_memory(train_on, config):
     overrides = ["train.micro_batch_size=auto", "ffn.kernels=sparse"]

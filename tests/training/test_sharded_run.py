@@ -10,7 +10,6 @@ from sparsellm.runs import checkpoint
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_shards_are_read_by_every_command_and_continued_by_other_launches(
     train, train_on, cli_here, test_data, tmp_path

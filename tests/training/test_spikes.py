@@ -61,7 +61,6 @@ def test_skipped_steps_are_counted_in_all_and_in_a_row():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "on_nonfinite"), [(1, "stop"), (2, "skip")])
 def test_a_damaged_batch_is_skipped_and_counted(train_on, number, on_nonfinite):
     settings = [*OVERRIDES, f"train.on_nonfinite={on_nonfinite}"]

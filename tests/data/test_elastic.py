@@ -204,6 +204,17 @@ def test_every_stretch_has_the_corpora_in_proportion(weights, seed, begin, count
         assert abs(in_stretch - share * count) < 3 + 2 * math.log2(count)
 
 
+@pytest.mark.parametrize("share", [0.03, 0.1, 0.3, 0.5, 0.9])
+def test_every_lane_has_the_corpora_in_proportion(share):
+    corpora = tuple(Corpus(str(i), (), (), weight) for i, weight in enumerate((share, 1 - share)))
+    picks = Picks(corpora, seed=0)
+    first_N = np.array([picks.corpus(number) == 0 for number in range(48 * 400)])
+    for lanes in (n for n in range(1, 49) if NUM_LANES % n == 0):
+        read = first_N.reshape(-1, lanes).cumsum(0)
+        even = share * np.arange(1, len(read) + 1)[:, None]
+        assert np.abs(read - even).max() < 6
+
+
 def test_tokens_are_counted_by_corpus(tmp_path):
     corpora = (_corpus(tmp_path, "a", 300, 3), _corpus(tmp_path, "b", 100, 1))
     rows, state = _train(corpora, None, 2, 80)

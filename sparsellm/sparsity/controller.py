@@ -4,6 +4,7 @@ L layers, M tokens of a micro-batch, N neurons.
 """
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -15,7 +16,6 @@ from sparsellm.ffn.inference_path.discover import check_model
 from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 from sparsellm.ffn.token_order import TrainingOrder
 from sparsellm.ffn.training_path.recorded import Recorded
-from sparsellm.sparsity.coefficients import Coefficients
 from sparsellm.sparsity.counts import (
     NeuronActivity,
     SparsityStatistics,
@@ -28,6 +28,7 @@ from sparsellm.sparsity.layer_kernels import Call, LayerKernels
 from sparsellm.sparsity.optimizer_steps import OptimizerSteps
 from sparsellm.sparsity.over_ranks import Group, warn_on_first_rank
 from sparsellm.sparsity.settings import ControllerSettings, check_range, check_state
+from sparsellm.sparsity.target import TargetController, final_l1
 
 
 class SparsityController:
@@ -107,7 +108,10 @@ class SparsityController:
         )
         settings.check(self.ffns)
         self._optimizer_steps = OptimizerSteps(model, optimizer)
-        self._coefficients = Coefficients(settings, len(self.ffns))
+        self._settings = settings
+        self._target: TargetController | None = None
+        if target_nnz is not None:
+            self._target = TargetController(settings, len(self.ffns), warmup_steps, recipe=False)
         self._group = process_group
         self.num_steps = 0  # that `step` has followed
         self._present: _Step | None = None  # from its first micro-batch on
@@ -214,7 +218,7 @@ class SparsityController:
             union_mean=numbers.union_L,
             sparse=self._last.sparse,
             recomputed=numbers.recomputed,
-            target_error=self._coefficients.target_error,
+            target_error=self._target.error if self._target else None,
         )
 
     def dead_neurons(self) -> dict[str, Tensor]:
@@ -236,7 +240,7 @@ class SparsityController:
             self._read(self._last)
         return {
             "num_steps": self.num_steps,
-            "target": self._coefficients.state_dict(),
+            "target": deepcopy(self._target.state_dict()) if self._target else None,
             "neurons": {
                 name: tensor.clone() for name, tensor in self._neurons.state_dict().items()
             },
@@ -254,7 +258,7 @@ class SparsityController:
             ValueError: the state belongs to other layers, or to other settings of the target.
         """
         check_state(state, self.ffns)
-        self._coefficients.load_state_dict(state["target"])
+        self._load_target(state["target"])
         self.num_steps = state["num_steps"]
         self._optimizer_steps.followed()
         self._present = self._last = None
@@ -262,6 +266,20 @@ class SparsityController:
         self._neurons.load_state_dict(state["neurons"])
         if state["device"] == self._device_name():
             self._kernels.load_state_dict(state)
+
+    def _load_target(self, state: dict[str, Any] | None) -> None:
+        if self._target is None and state:
+            last = f"{final_l1(state):.3g}"
+            raise ValueError(
+                f"this state belongs to a run with target_nnz, which has moved λ to {last}: give "
+                f"the controller the same arguments, or to keep λ, l1_coefficient={last} and load "
+                "{**state, 'target': None}"
+            )
+        if self._target and not (state and self._target.load_state_dict(deepcopy(state))):
+            raise ValueError(
+                "this state belongs to a run without target_nnz, or with another target_per_layer; "
+                "give the controller the same arguments"
+            )
 
     def _device_name(self) -> str:
         return device_name(next(iter(self.ffns.values())).pattern_weight.device)
@@ -280,7 +298,11 @@ class SparsityController:
         if self._last is not None:
             self._read(self._last)
         num_layers, num_neurons = self._neurons.silent_tokens_LN.shape
-        l1 = self._coefficients.by_layer(self.num_steps)
+        if self._target:
+            l1 = self._target.l1_by_layer(self.num_steps)
+        else:
+            is_zero = self.num_steps < self._settings.l1_zero_steps
+            l1 = [0.0 if is_zero else self._settings.l1_coefficient] * num_layers
         self._present = _Step(
             counts=StepCounts(num_layers, num_neurons, device),
             l1=l1,
@@ -308,8 +330,16 @@ class SparsityController:
             last.numbers = last.counts.read()
             if last.numbers.num_tokens:  # else they say nothing about λ and kernels
                 self._unused.append(last.numbers)
-                self._coefficients.observe(self.num_steps - 1, last.numbers.nnz_L, stacklevel=5)
+                self._move_l1(last.numbers.nnz_L)
         return last.numbers
+
+    def _move_l1(self, nnz_L: list[float]) -> None:
+        """Moves λ after a step, by its mean non-zeros per token; warns if the target is not met."""
+        if self._target is None:
+            return
+        self._target.observe(self.num_steps - 1, nnz_L)
+        if warning := self._target.new_warning():
+            warn_on_first_rank(f"step {self.num_steps}: {warning}", stacklevel=6)
 
 
 @dataclass

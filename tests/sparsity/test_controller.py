@@ -177,7 +177,7 @@ def test_lambda_moves_as_the_target_controller_does(per_layer):
     controller = SparsityController(
         model, optimizer, l1_coefficient=LAMBDA, target_per_layer=per_layer, **settings
     )
-    alone = TargetController(controller._coefficients._settings, L, warmup_steps=3)
+    alone = TargetController(controller._settings, L, warmup_steps=3)
     for step, x in enumerate(batches(6)):
         [l1_L] = train(model, controller, optimizer, [x])
         assert l1_L == alone.l1_by_layer(step)

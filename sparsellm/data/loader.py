@@ -5,15 +5,13 @@ positions of the sequences that it has returned. Merged over the ranks (`merge`)
 the global stream, from which any number of ranks and workers can continue.
 """
 
-from __future__ import annotations
-
 import atexit
 import itertools
 import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -92,7 +90,7 @@ class TokenLoader:
         self._sequences: Iterator[TrainingSequence] | None = None
         _loaders.add(self)
 
-    def __iter__(self) -> TokenLoader:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Tensor:

@@ -3,12 +3,11 @@
 Nothing here may import torch: that alone takes seconds.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -36,7 +35,7 @@ class Machine:
     memory_bytes: int
 
     @classmethod
-    def present(cls) -> Machine:
+    def present(cls) -> Self:
         """This machine; GPUs as CUDA_VISIBLE_DEVICES leaves them."""
         names, memory = _gpus_by_nvml() or (_gpus_by_driver(), None)
         return cls(names, memory if names else None, usable_cores(), psutil.virtual_memory().total)
@@ -51,7 +50,7 @@ class Launch:
     shards: int = 1  # processes over which FSDP2 or HSDP divides the weights
 
     @classmethod
-    def present(cls) -> Launch:
+    def present(cls) -> Self:
         """The processes of the launch that this one belongs to."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         shards = 1  # DDP has the weights whole

@@ -1,7 +1,5 @@
 """Stopping by signal: the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 saves the run and ends it."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -11,6 +9,7 @@ import sys
 import threading
 import time
 from types import FrameType
+from typing import Self
 
 from sparsellm.processes import ranks
 
@@ -41,7 +40,7 @@ class StopRequest:
         self._previous_fd = -1
         self._lock = threading.Lock()
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> Self:
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
         self._previous_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)

@@ -5,8 +5,6 @@ overrides and validates it; the resolved recipe is saved beside every checkpoint
 sections.py; this module checks what several sections decide together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -225,7 +223,7 @@ class Recipe(StrictModel):
         size = self.train.micro_batch_size
         return 1 if size == "auto" else size
 
-    def with_micro_batch(self, sequences: int) -> Recipe:
+    def with_micro_batch(self, sequences: int) -> Self:
         """The same recipe with this `train.micro_batch_size`."""
         train = self.train.model_copy(update={"micro_batch_size": sequences})
         return self.model_copy(update={"train": train})

@@ -5,8 +5,6 @@ its own host a dead holder is known at once; another host waits and watches whet
 renewed, so that clocks need not agree. Imports no torch: `sparsellm stop` answers at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -76,7 +74,7 @@ class Presence(HostProcess):
     inode: int
 
     @classmethod
-    def within(cls, run_path: Path, training: str) -> Presence:
+    def within(cls, run_path: Path, training: str) -> Self:
         """This process, which trains in an existing folder; ``training`` is the id."""
         return cls.of_this_process(
             id=training, folder=str(run_path.resolve()), inode=run_path.stat().st_ino

@@ -5,15 +5,13 @@ each (``model.safetensors``); several write their parts (``model-00001-of-00002.
 The offsets of a part in its tensor are in the file's metadata.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,7 +37,7 @@ class Part:
     offsets: tuple[int, ...]  # of its first element
 
     @classmethod
-    def held(cls, tensor: Tensor) -> Part:
+    def held(cls, tensor: Tensor) -> Self:
         """What this rank holds of a tensor: all of it, or the shard of a DTensor."""
         if not isinstance(tensor, DTensor):
             return cls(tensor, (0,) * tensor.dim())

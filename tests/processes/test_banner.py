@@ -32,7 +32,7 @@ def test_it_comes_before_torch_is_imported(tiny_overrides):
     blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
     command = ["train", "debug", *set_arguments(tiny_overrides)]
     code = f"{blocked}from sparsellm.cli import main\nmain({command})"
-    done = python("-c", code)
+    done = python("-c", code, status=1)
     assert "import of torch halted" in done.stderr
     assert done.stdout.startswith("sparsellm ")
     assert "folder" in done.stdout

@@ -7,8 +7,10 @@ position is a handful of integers, the `Cursor`.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -126,7 +128,17 @@ def _blocks(
         if size is None:
             return
         rows = permutation(size, *seed, block)
-        yield place, block, rows if by_block else rows[(first + block) % step :: step]
+        # Blocks have no row for some lanes if they are small: for the same ones in block after
+        # block, if these followed one another.
+        shift = block * _far_step(step) if size < step else block
+        yield place, block, rows if by_block else rows[(first + shift) % step :: step]
+
+
+@cache
+def _far_step(count: int) -> int:
+    """Its multiples, modulo ``count``, take every value, and consecutive ones are far apart."""
+    coprime = (n for n in range(1, count + 1) if math.gcd(n, count) == 1)
+    return min(coprime, key=lambda n: abs(n - 0.618 * count))
 
 
 def _contents(

@@ -5,6 +5,8 @@ import json
 import math
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -202,6 +204,22 @@ def test_every_stretch_has_the_corpora_in_proportion(weights, seed, begin, count
     )
     for share, in_stretch in zip(np.array(weights) / sum(weights), counts, strict=True):
         assert abs(in_stretch - share * count) < 3 + 2 * math.log2(count)
+
+
+@pytest.mark.parametrize(("files", "rows", "group"), [(7, 500, 40), (5, 400, 7), (3, 1000, 24)])
+def test_every_lane_has_about_as_many_documents(tmp_path, files, rows, group):
+    texts = pa.table({"text": ["one"] * rows})
+    for file in range(files):
+        pq.write_table(texts, tmp_path / f"{file}.parquet", row_group_size=group)
+    shards = tuple(to_shard(str(tmp_path / f"{file}.parquet"), "text") for file in range(files))
+    blocks, counts = BlockCache(), []
+    for lane in range(NUM_LANES):
+        stream = documents(LaneConfig(shards, lane, NUM_LANES, seed=0), blocks, Cursor())
+        first_epoch = itertools.takewhile(lambda document: document.start.epoch == 0, stream)
+        counts.append(sum(1 for _ in first_epoch))
+    mean = files * rows / NUM_LANES
+    assert sum(counts) == files * rows
+    assert sum(max(count - mean, 0) for count in counts) < 0.03 * sum(counts)
 
 
 @pytest.mark.parametrize("share", [0.03, 0.1, 0.3, 0.5, 0.9])

@@ -79,7 +79,10 @@ def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
                 "one was added, removed, renamed or changed, or its text is in another column"
             )
     notes = [
-        f"corpus {name} is new and begins at its beginning"
+        f"corpus {name} begins at its beginning again, since its position was not kept while it "
+        "was not read"
+        if saved["tokens"].get(name)
+        else f"corpus {name} is new and begins at its beginning"
         for name in present_corpora
         if name not in saved_corpora
     ]

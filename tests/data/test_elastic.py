@@ -252,9 +252,10 @@ def test_a_corpus_can_join_and_leave(tmp_path):
     assert loader.load_state_dict(state) == ["corpus b is new and begins at its beginning"]
     rows = [next(loader)[0] for _ in range(20)]
     assert {"a", "b"} == {t for row in rows for t in map(chr, row.tolist()) if t in "ab"}
-    assert _loader((first,)).load_state_dict(merge([loader.state_dict()])) == [
-        "corpus b is no longer read"
-    ]
+    alone = _loader((first,))
+    assert alone.load_state_dict(merge([loader.state_dict()])) == ["corpus b is no longer read"]
+    [note] = _loader((first, second)).load_state_dict(merge([alone.state_dict()]))
+    assert note.startswith("corpus b begins at its beginning again, since its position was not")
 
 
 def test_a_position_continues_with_the_groups_of_lanes_that_it_was_made_with(tmp_path):

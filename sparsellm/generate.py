@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsellm.arguments import add_model, check_device, positive_int
 from sparsellm.waiting import waiting
+from sparsellm.words import counted
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm --help` must not
     from torch import Tensor
@@ -158,18 +159,13 @@ class Report:
     counted_tokens: int  # prompt and new tokens that went through the model
     nnz_L: list[float]  # each layer's mean non-zeros per counted token
 
-    @property
-    def tokens_per_second(self) -> float:
-        """The throughput after the first token; that of the first if it is the only one."""
-        if self.num_tokens > 1:
-            return (self.num_tokens - 1) / self.other_seconds
-        return self.num_tokens / self.first_seconds
-
     def line(self, intermediate_size: int) -> str:
         """One line of text."""
         nnz = sum(self.nnz_L) / len(self.nnz_L)
+        others = self.num_tokens - 1
+        speed = f"{others / self.other_seconds:.1f} tok/s after " if others else ""
         return (
-            f"{self.num_tokens} tokens, {self.tokens_per_second:.1f} tok/s after the first "
+            f"{counted(self.num_tokens, 'token')}, {speed}the first "
             f"({self.first_seconds:.2f} s) | nnz {nnz:.1f} of {intermediate_size:,} "
             f"({nnz / intermediate_size:.2%}) per token, mean over {len(self.nnz_L)} layers and "
             f"{self.counted_tokens} tokens (prompt and new)"

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import itertools
+import re
 
 import pytest
 import torch
@@ -61,7 +62,9 @@ def test_greedy_text_and_non_zeros_equal_full_passes(pretrained):
     # The cache saves passes: each token went through the model once, the last one not at all.
     assert report.counted_tokens == tokens == len(ids) - 1
     assert report.nnz_L == pytest.approx(nnz_L, abs=0.5)
-    assert report.tokens_per_second > 0
+    assert re.match(r"\d+ tokens, [\d.]+ tok/s after the first \([\d.]+ s\) \|", report.line(64))
+    _, report = _generate(pretrained, "def f", max_new_tokens=1, sampling=GREEDY)
+    assert re.match(r"1 token, the first \([\d.]+ s\) \|", report.line(64))
 
 
 def test_counting_ends_with_its_block(pretrained):

@@ -162,8 +162,8 @@ class Report:
     def line(self, intermediate_size: int) -> str:
         """One line of text."""
         nnz = sum(self.nnz_L) / len(self.nnz_L)
-        others = self.num_tokens - 1
-        speed = f"{others / self.other_seconds:.1f} tok/s after " if others else ""
+        num_other = self.num_tokens - 1
+        speed = f"{num_other / self.other_seconds:.1f} tok/s after " if num_other else ""
         return (
             f"{counted(self.num_tokens, 'token')}, {speed}the first "
             f"({self.first_seconds:.2f} s) | nnz {nnz:.1f} of {intermediate_size:,} "

@@ -159,10 +159,10 @@ def _loss(losses: list[float]) -> str:
 
 def _against(group: Group, baseline: Group | None) -> str:
     """The change of the mean loss, over the seeds of both: a seed moves the losses of all alike."""
-    losses, others = group.loss_by_seed, baseline.loss_by_seed if baseline else {}
-    if not (seeds := losses.keys() & others.keys()):
+    losses, dense_losses = group.loss_by_seed, baseline.loss_by_seed if baseline else {}
+    if not (seeds := losses.keys() & dense_losses.keys()):
         return "–"
-    ratio = sum(losses[seed] for seed in seeds) / sum(others[seed] for seed in seeds)
+    ratio = sum(losses[seed] for seed in seeds) / sum(dense_losses[seed] for seed in seeds)
     return f"{ratio - 1:+.2%}".replace("-", "−")
 
 

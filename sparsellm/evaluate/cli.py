@@ -203,12 +203,14 @@ def _about(model: HFModel, evaluator: Evaluator, options: argparse.Namespace) ->
     from sparsellm.ffn.kernels.compiler.gpu_architecture import device_name
 
     ranks = 1 if evaluator.accelerator is None else evaluator.accelerator.num_processes
+    data = str(options.data_dir.resolve()) if options.data_dir else "hub"
+    of_suite = not evaluator.suite.tasks.keys().isdisjoint(evaluator.tasks)
     return {
         "kernels": options.kernels,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": device_name(model.device),
         "processes": ranks,
-        "data": str(options.data_dir.resolve()) if options.data_dir else "hub",
+        "data": data if of_suite else None,  # other tasks say themselves where their rows are
         "limit": evaluator.limit,
         "batch_size": evaluator.batch_size,
         "log_softmax": evaluator.suite.log_softmax,

@@ -632,6 +632,7 @@ def test_tasks_of_ones_own_are_scored_and_recorded_as_the_suites(train, cli_here
     path = run / "checkpoints" / f"eval_step_00000004_{'+'.join(task_files)}.json"
     assert f"saved {path}" in done.stdout
     tasks = json.loads(path.read_text())["tasks"]
+    assert json.loads(path.read_text())["data"] is None  # the rows are not the hub's
     assert tasks["mine_choice"]["num_rows"] == 3
     assert tasks["mine_choice"]["acc"] in {n / 3 for n in range(4)}
     assert "acc" not in tasks["mine_rolling"]

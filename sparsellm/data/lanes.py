@@ -46,11 +46,19 @@ class StreamConfig:
     seed: int
     num_lanes: int = NUM_LANES
     fixed_groups: tuple[int | None, ...] = ()  # groups per corpus, if a saved position has them
+    spread_small_blocks: bool = True  # as in `LaneConfig`
 
     def lane(self, corpus: int, lane: int) -> LaneConfig:
         """Everything that determines a lane's documents of a corpus."""
         num_groups = self.fixed_groups[corpus] if self.fixed_groups else None
-        return LaneConfig(self.corpora[corpus].train, lane, self.num_lanes, self.seed, num_groups)
+        return LaneConfig(
+            self.corpora[corpus].train,
+            lane,
+            self.num_lanes,
+            self.seed,
+            num_groups,
+            self.spread_small_blocks,
+        )
 
     @property
     def groups(self) -> dict[str, int]:

@@ -177,6 +177,7 @@ class TokenLoader:
             "eot_id": self._tokenizer.eot_id,
             "corpora": {corpus.name: corpus.fingerprint for corpus in corpora},
             "groups": self._config.groups,
+            "spread_small_blocks": self._config.spread_small_blocks,
             "witnesses": {corpus.name: corpus.witness for corpus in corpora},
             "held_out": {corpus.name: corpus.held_out for corpus in corpora},
         }
@@ -223,6 +224,8 @@ class TokenLoader:
             self._config,
             num_lanes=state["num_lanes"],
             fixed_groups=saved_groups(state, self._config),
+            # Otherwise the rest of the epoch would repeat some documents and leave out others.
+            spread_small_blocks=state.get("spread_small_blocks", False),
         )
         return notes
 

@@ -50,6 +50,7 @@ class LaneConfig:
     num_lanes: int
     seed: int
     num_groups: int | None = None  # of lanes that share their shards; None: `choose_num_groups`
+    spread_small_blocks: bool = True  # see `Stride.first_row`; False in runs that began without it
 
     @property
     def groups(self) -> int:
@@ -104,34 +105,50 @@ def _epoch(config: LaneConfig, blocks: BlockCache, epoch: int, start: Cursor) ->
         # not fall to the same lane.
         turn = (config.lane // groups + place + epoch) % sharing
         begin = start if place == start.shard else Cursor(epoch, place)
-        for at, block, rows in _blocks(blocks, shard, (turn, sharing), seed, begin.block):
+        stride = Stride(turn, sharing, config.spread_small_blocks)
+        for at, block, rows in _blocks(blocks, shard, stride, seed, begin.block):
             first = begin.row if at == begin.block else 0
             for row, content in _contents(blocks, shard, block, rows, first):
                 if len(content):
                     yield Document(Cursor(epoch, place, at, row), content)
 
 
+class Stride(NamedTuple):
+    """Which blocks of a shard, or which rows of each of its blocks, are a lane's."""
+
+    first: int
+    step: int
+    spread_small_blocks: bool
+
+    def first_row(self, block: int, size: int) -> int:
+        """The first of the lane's rows in a block of so many.
+
+        Blocks have no row for some lanes if they are small: for the same ones in block after block,
+        if these followed one another.
+        """
+        is_spread = self.spread_small_blocks and size < self.step
+        shift = block * _far_step(self.step) if is_spread else block
+        return (self.first + shift) % self.step
+
+
 def _blocks(
-    blocks: BlockCache, shard: Shard, stride: tuple[int, int], seed: tuple[int, ...], start: int
+    blocks: BlockCache, shard: Shard, stride: Stride, seed: tuple[int, ...], start: int
 ) -> Iterator[tuple[int, int, Rows]]:
     """(place, block, its rows that the stride selects) of a shard from place ``start`` on."""
-    first, step = stride
+    step = stride.step
     num_blocks = blocks.num_blocks(shard)
     order = None if num_blocks is None else permutation(num_blocks, *seed)
     # A stream, whose number of blocks shows at its end, is read from front to back.
     by_block = step == 1 or (order is not None and len(order) >= MIN_UNITS_PER_LANE * step)
     if order is not None and by_block:
-        order = order[first::step]
+        order = order[stride.first :: step]
     for place in itertools.count(start) if order is None else range(start, len(order)):
         block = place if order is None else int(order[place])
         size = blocks.size(shard, block)
         if size is None:
             return
         rows = permutation(size, *seed, block)
-        # Blocks have no row for some lanes if they are small: for the same ones in block after
-        # block, if these followed one another.
-        shift = block * _far_step(step) if size < step else block
-        yield place, block, rows if by_block else rows[(first + shift) % step :: step]
+        yield place, block, rows if by_block else rows[stride.first_row(block, size) :: step]
 
 
 @cache

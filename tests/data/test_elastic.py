@@ -280,6 +280,24 @@ def test_a_position_continues_with_the_groups_of_lanes_that_it_was_made_with(tmp
     assert loader.state_dict()["groups"] == {"a": 1}
 
 
+def test_an_older_position_continues_with_its_division_of_small_blocks(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [f"<{i}>" for i in range(2000)]}), path, row_group_size=7)
+    corpus = Corpus("a", (to_shard(str(path), "text"),), ())
+    before = StreamConfig((corpus,), LENGTH, 3, spread_small_blocks=False)
+    sequences = make(Job(before, "bytes", 0, 1, dict.fromkeys(range(NUM_LANES))), TOKENIZER)
+    expected = [next(sequences) for _ in range(300)]
+    lanes = {m.lane.number % NUM_LANES: m.lane for m in expected[:150]}
+    loader = _loader((corpus,))
+    saved = loader.state_dict(loader.position._replace(number=150, lanes=lanes))
+    del saved["spread_small_blocks"]
+    for _ in range(2):  # what it saves then says so, too
+        loader.load_state_dict(saved)
+        for m in expected[150:]:
+            assert np.array_equal(next(loader)[0], m.tokens_T1)
+        saved["spread_small_blocks"] = loader.state_dict()["spread_small_blocks"]
+
+
 def test_lanes_go_on_from_their_own_sequence_however_far_the_rank_is(tmp_path):
     """Where ranks share lanes, each makes and throws away what is the others'."""
     config = StreamConfig((_corpus(tmp_path),), LENGTH, seed=3, num_lanes=4)

@@ -32,8 +32,8 @@ SHAPES = (
     Shape("2B", "2b", ("fair-2b", "frontier-2b")),
 )
 GPUS = ("H200", "H100")
-GATES = ("by Muon", "1/2", "1/4", "1/8", "1/16")  # settings that have been tried
 _NOT_MEASURED = "not measured"
+_BY_MUON = "by Muon"
 SAME_TIME = 0.08  # times that differ by at most this are taken to be equal
 # By so many nats a setting with fewer seeds must be lower than one with more to be the better one.
 SEED_NOISE = 0.01
@@ -69,7 +69,7 @@ class Rates(NamedTuple):
     """Settings of the optimizer."""
 
     learning_rate: float
-    gates: str = ""  # with Muon: their learning rate as a share of that one, or "by Muon"
+    gates: str = ""  # with Muon: their learning rate as a share of that one, or `_BY_MUON`
     more: str = ""
 
     def __str__(self) -> str:
@@ -195,7 +195,7 @@ def _rates(run: Run) -> Rates:
     if "optimizer" in run.case:
         # Not from the recipe: another default applied to dense models when the first were trained.
         of_gates = run.case.get("gate_learning_rate")
-        gates = f"1/{rate / of_gates:.3g}" if of_gates else "by Muon"
+        gates = f"1/{rate / of_gates:.3g}" if of_gates else _BY_MUON
     more = ", normalized" if run.case.get("normalize_neurons") else ""
     of_router = run.case.get("router_learning_rate")
     return Rates(rate, gates, more + (f", router 1/{rate / of_router:.3g}" if of_router else ""))
@@ -263,15 +263,18 @@ def equal_time(lines: Sequence[Line]) -> list[list[str]]:
     return _checked(rows)
 
 
-def gate_rates(lines: Sequence[Line]) -> list[list[str]]:
+def gate_rates(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     """A row for each kind of FFN that one sweep trained with several settings of the gates.
 
     A cell has the losses of the seeds and, for sparse FFNs, the shares of dead neurons.
 
+    Returns:
+        The heads of the columns, with a column for each setting that a row has, and the rows.
+
     Raises:
         ValueError: no records give a row.
     """
-    rows = []
+    compared = []
     for shape in SHAPES:
         for sweep in shape.sweeps:
             by_row: dict[tuple[int, str, Rates], dict[str, str]] = {}
@@ -281,8 +284,14 @@ def gate_rates(lines: Sequence[Line]) -> list[list[str]]:
             for (tokens, title, rates), cells in by_row.items():
                 if len(cells) > 1:
                     model = f"{shape.title}, {tokens / 1e6:.1f}M"
-                    rows.append([model, f"{title} ({rates})", *(cells.get(g, "") for g in GATES)])
-    return _checked(rows)
+                    compared.append(([model, f"{title} ({rates})"], cells))
+    tried = {gates for _, cells in compared for gates in cells}
+    # Gates by Muon first, then the highest learning rate of AdamW.
+    columns = sorted(
+        tried, key=lambda gates: float(gates.removeprefix("1/").replace(_BY_MUON, "0"))
+    )
+    rows = [[*head, *(cells.get(gates, "") for gates in columns)] for head, cells in compared]
+    return ["Model, tokens", "FFN (Muon's learning rate)", *columns], _checked(rows)
 
 
 def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str]:
@@ -392,7 +401,6 @@ TOKENS_HEAD = (
     "Model, tokens", "FFN", "Learning rates; settings tried", "Validation loss (each seed)",
     "Above dense SiLU, nats (%)", "GPU seconds",
 )  # fmt: skip
-GATES_HEAD = ("Model, tokens", "FFN (Muon's learning rate)", *GATES)
 TIME_HEAD = (
     "Model, optimizer, GPU", "Sparse FFN (learning rates)", "Tokens; seconds", "Loss",
     "Dense FFN (learning rates)", "Tokens; seconds", "Loss", "Sparse above dense, nats (%)",

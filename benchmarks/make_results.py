@@ -514,7 +514,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "equal-time": lambda lines: markdown_table(equal.TIME_HEAD, equal.equal_time(lines)),
     "lead": lambda lines: markdown_table(lead.HEAD, lead.expected(lines)),
     "long": _long,
-    "gates": lambda lines: markdown_table(equal.GATES_HEAD, equal.gate_rates(lines)),
+    "gates": lambda lines: markdown_table(*equal.gate_rates(lines)),
     "widths": _widths,
     "relufy": _relufy,
     "zeros": _zeros,

@@ -484,17 +484,21 @@ def test_steps_of_another_recipe_are_another_wandb_runs(tiny, monkeypatch, capsy
     monkeypatch.setenv("WANDB_SILENT", "true")
     recipe = tiny("logging.wandb=offline")
     _write(recipe, [1, 2, 3])
-    first_id = (recipe.run_path / "wandb_id").read_text()
-    for changes in (["logging.every_steps 1 → 2"], ["optimizer.learning_rate 1 → 0.5"]):
-        session = replace(_session(2, "b", time.time()), changes=changes)
+    ids = [(recipe.run_path / "wandb_id").read_text()]
+    for change, is_another in {
+        "logging.every_steps 1 → 2": False,
+        "optimizer.learning_rate 1 → 0.5": True,
+        "evaluation.limit 10 → 20": True,
+    }.items():
+        session = replace(_session(2, "b", time.time()), changes=[change])
         log = MetricsLog(recipe, 2, session)
         log.write(train_record(recipe, 3))
         log.close("finished")
-        changed = "optimizer" in changes[0]
-        assert ("a new run gets all records" in capsys.readouterr().out) == changed
-        assert ((recipe.run_path / "wandb_id").read_text() != first_id) == changed
+        assert ("a new run gets all records" in capsys.readouterr().out) == is_another
+        ids.append((recipe.run_path / "wandb_id").read_text())
+        assert (ids[-1] != ids[-2]) == is_another
     train = [h["step"] for h in _history(_settled_records(recipe.run_path)) if "train/loss" in h]
-    assert train == [1, 2, 3, 1, 2, 3]
+    assert train == [1, 2, 3] * 3  # of three wandb runs
 
 
 @pytest.mark.parametrize(

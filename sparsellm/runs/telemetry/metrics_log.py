@@ -23,7 +23,15 @@ from sparsellm.runs.telemetry.records import (
 from sparsellm.waiting import warn
 
 # Keys on which no number of a step depends.
-_NO_NUMBERS = ("description ", "logging.", "checkpoint.", "evaluation.", "data.num_workers ")
+_NO_NUMBERS = (
+    "description ",
+    "logging.",
+    "checkpoint.",
+    "evaluation.batch_size ",
+    "evaluation.every_steps ",
+    "evaluation.on_error ",
+    "data.num_workers ",
+)
 
 
 class MetricsLog:

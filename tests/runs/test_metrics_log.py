@@ -485,20 +485,24 @@ def test_steps_of_another_recipe_are_another_wandb_runs(tiny, monkeypatch, capsy
     recipe = tiny("logging.wandb=offline")
     _write(recipe, [1, 2, 3])
     ids = [(recipe.run_path / "wandb_id").read_text()]
-    for change, is_another in {
-        "logging.every_steps 1 → 2": False,
-        "optimizer.learning_rate 1 → 0.5": True,
-        "evaluation.limit 10 → 20": True,
-    }.items():
-        session = replace(_session(2, "b", time.time()), changes=[change])
-        log = MetricsLog(recipe, 2, session)
+    rate = ["optimizer.learning_rate 1 → 0.5"]
+    for step, changes, is_another in (
+        (2, ["logging.every_steps 1 → 2"], False),
+        (2, rate, True),
+        (2, rate, False),  # it was killed before its first checkpoint
+        (2, [], True),  # as it was before
+        (2, ["evaluation.limit 10 → 20"], True),
+        (1, [], True),  # further back
+    ):
+        session = replace(_session(step, "b", time.time()), changes=changes)
+        log = MetricsLog(recipe, step, session)
         log.write(train_record(recipe, 3))
         log.close("finished")
         assert ("a new run gets all records" in capsys.readouterr().out) == is_another
         ids.append((recipe.run_path / "wandb_id").read_text())
         assert (ids[-1] != ids[-2]) == is_another
     train = [h["step"] for h in _history(_settled_records(recipe.run_path)) if "train/loss" in h]
-    assert train == [1, 2, 3] * 3  # of three wandb runs
+    assert train == [1, 2, 3] * 4 + [1, 3]  # of five wandb runs
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,9 @@ class MetricsLog:
         written = read_lines(path)
         killed = _end_of_killed([record for _, record in written])
         remaining = [(line, record) for line, record in written if stays(record, resume_step)]
-        if len(remaining) < len(written) and _changes_numbers(session) and forget_run(path.parent):
+        sessions = [record for _, record in written if isinstance(record, SessionRecord)]
+        dropped = len(remaining) < len(written)
+        if dropped and _trained_otherwise(sessions, session) and forget_run(path.parent):
             # wandb keeps what it was sent: it would go on showing the old numbers of these steps.
             print(
                 f"wandb: a new run gets all records, since steps after {resume_step} are trained "
@@ -134,9 +136,21 @@ class MetricsLog:
             self._pending = self._pending[written:]
 
 
-def _changes_numbers(session: SessionRecord) -> bool:
-    """Whether the recipe's changes may change the records of a step."""
-    return any(not change.startswith(_NO_NUMBERS) for change in session.changes)
+def _trained_otherwise(sessions: list[SessionRecord], present: SessionRecord) -> bool:
+    """Whether earlier sessions may have had other numbers in the steps that are trained again."""
+    for session in reversed(sessions):
+        if session.step == present.step:  # both began with the same checkpoint
+            return _changes_of_numbers(session) != _changes_of_numbers(present)
+        if session.step < present.step:  # the checkpoint is its own, with its recipe
+            break
+        if _changes_of_numbers(session):
+            return True
+    return bool(_changes_of_numbers(present))
+
+
+def _changes_of_numbers(session: SessionRecord) -> list[str]:
+    """The recipe's changes since the checkpoint that may change the records of a step."""
+    return [change for change in session.changes if not change.startswith(_NO_NUMBERS)]
 
 
 def _end_of_killed(records: list[Record | Session | None]) -> SessionEndRecord | None:

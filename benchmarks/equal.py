@@ -128,11 +128,12 @@ def settings(
     return [by_key[key] for key in sorted(by_key)]
 
 
-def _of_each_sweep(
-    lines: Sequence[Line], shape: Shape, gpu: str, optimizer: str
+def settings_by_sweep(
+    lines: Sequence[Line], shape: Shape, gpus: Sequence[str] = GPUS, optimizer: str = "muon"
 ) -> Iterator[list[Setting]]:
+    """`settings` of each of the shape's sweeps alone."""
     for sweep in shape.sweeps:
-        yield settings(lines, shape._replace(sweeps=(sweep,)), (gpu,), optimizer)
+        yield settings(lines, shape._replace(sweeps=(sweep,)), gpus, optimizer)
 
 
 def _finished(lines: Sequence[Line], sweep: str, gpu: str) -> Iterator[tuple[Recipe | None, Run]]:
@@ -249,7 +250,7 @@ def equal_time(lines: Sequence[Line]) -> list[list[str]]:
     rows = []
     for shape, optimizer, gpu in product(SHAPES, _OPTIMIZERS, GPUS):
         shown = set()
-        for every in _of_each_sweep(lines, shape, gpu, optimizer):
+        for every in settings_by_sweep(lines, shape, (gpu,), optimizer):
             for key, group in groupby(every, lambda setting: (setting.tokens, setting.kind)):
                 sparse = best(list(group))
                 rivals = [rival for rival in _rivals(sparse, every) if rival is not None]
@@ -276,9 +277,9 @@ def gate_rates(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     """
     compared = []
     for shape in SHAPES:
-        for sweep in shape.sweeps:
+        for of_sweep in settings_by_sweep(lines, shape):
             by_row: dict[tuple[int, str, Rates], dict[str, str]] = {}
-            for setting in settings(lines, shape._replace(sweeps=(sweep,))):
+            for setting in of_sweep:
                 row = (setting.tokens, setting.title, setting.rates._replace(gates=""))
                 by_row.setdefault(row, {})[setting.rates.gates] = _losses_and_dead(setting)
             for (tokens, title, rates), cells in by_row.items():
@@ -325,7 +326,7 @@ def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str
 
 
 def _longest(lines: Sequence[Line], shape: Shape, kind: Kind) -> Setting:
-    for every in _of_each_sweep(lines, shape, GPUS[0], "muon"):
+    for every in settings_by_sweep(lines, shape, GPUS[:1]):
         alike = [setting for setting in every if setting.kind == kind]
         if alike:
             most = max(setting.tokens for setting in alike)
@@ -364,15 +365,23 @@ def _checked(rows: list[list[str]]) -> list[list[str]]:
 
 
 def _losses(setting: Setting) -> str:
-    each = ", ".join(f"{ends[0].loss:.3f}" for _, ends in sorted(setting.ends.items()))
+    each = _each_loss(setting)
     return f"{setting.loss():.3f} ({each})" if len(setting.ends) > 1 else each
 
 
 def _losses_and_dead(setting: Setting) -> str:
-    ends = [ends[0] for _, ends in sorted(setting.ends.items())]
-    losses = ", ".join(f"{end.loss:.3f}" for end in ends)
-    dead = ", ".join(f"{100 * end.dead:.0f}" for end in ends if end.dead is not None)
-    return losses if setting.kind.is_dense or not dead else f"{losses} ({dead}%)"
+    dead = [f"{100 * end.dead:.0f}" for end in _ends(setting) if end.dead is not None]
+    with_dead = dead and not setting.kind.is_dense
+    return _each_loss(setting) + (f" ({', '.join(dead)}%)" if with_dead else "")
+
+
+def _each_loss(setting: Setting) -> str:
+    return ", ".join(f"{end.loss:.3f}" for end in _ends(setting))
+
+
+def _ends(setting: Setting) -> list[End]:
+    """Of each seed in order, on the first model of GPU."""
+    return [ends[0] for _, ends in sorted(setting.ends.items())]
 
 
 def _difference(setting: Setting, other: Setting) -> str:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 import results
-from equal import DENSE_SILU, GPUS, SHAPES, Kind, Setting, Shape, best, settings
+from equal import DENSE_SILU, GPUS, SHAPES, Kind, Setting, Shape, best, settings, settings_by_sweep
 from results import Line
 from sparsellm.recipe import load_recipe
 
@@ -148,8 +148,7 @@ def time_ratio(lines: Sequence[Line], shapes: Sequence[Shape], kind: Kind) -> fl
     """
     ratios = []
     for shape, gpu in product(shapes, GPUS):
-        for sweep in shape.sweeps:
-            of_sweep = settings(lines, shape._replace(sweeps=(sweep,)), (gpu,))
+        for of_sweep in settings_by_sweep(lines, shape, (gpu,)):
             dense, sparse = (
                 {
                     s.tokens: fmean(s.seconds()) / s.tokens

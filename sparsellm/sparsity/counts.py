@@ -103,10 +103,8 @@ class StepCounts:
     def send(self) -> None:
         """Begins the copy to the host."""
         self._copy = self._read.to("cpu", non_blocking=True)
-        self._arrived: torch.cuda.Event | None = None
-        if self._read.is_cuda:
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
+        on_gpu = self._read.is_cuda
+        self._arrived = torch.cuda.current_stream().record_event() if on_gpu else None
 
     def read(self) -> StepNumbers:
         """The numbers that were sent; waits until they have arrived."""

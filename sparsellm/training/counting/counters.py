@@ -177,10 +177,8 @@ class Counters:
             end = self._layout.num_logged
             self._at.dead_L.copy_(dead_LN.sum(1))
         self._copy = self._buffer[:end].to("cpu", non_blocking=True)
-        self._arrived: torch.cuda.Event | None = None
-        if self._buffer.is_cuda:
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
+        on_gpu = self._buffer.is_cuda
+        self._arrived = torch.cuda.current_stream().record_event() if on_gpu else None
 
     def read(self) -> StepReading:
         """The numbers that were sent. Only here does a step wait for the device."""

@@ -193,6 +193,11 @@ class TokenLoader:
         return [corpus.name for corpus in self._config.corpora]
 
     @property
+    def text_ids(self) -> dict[str, str]:
+        """`Corpus.text_id` of each corpus."""
+        return {corpus.name: corpus.text_id for corpus in self._config.corpora}
+
+    @property
     def repeating(self) -> set[str]:
         """The corpora of which this rank has read some text more than once."""
         lanes = self.position.lanes.values()

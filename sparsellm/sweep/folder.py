@@ -91,6 +91,37 @@ def check_sources(runs: Sequence[PlannedRun], done: Set[str]) -> None:
             )
 
 
+def check_texts(plan: SweepPlan, chosen: Sequence[PlannedRun], done: Set[str]) -> None:
+    """Checks that no run that the report has beside the ``chosen`` ones has read other text.
+
+    A chosen run that is not ``done`` checks that itself where it resumes. Text on the hub, which
+    has a pinned revision, is not compared.
+
+    Raises:
+        ValueError: one has, since files or an environment variable have changed.
+    """
+    from sparsellm.data.text.corpus import hub_sources, load_corpora
+
+    configs = {str(run.recipe.data): run.recipe.data for run in chosen}
+    present = {
+        key: {corpus.name: corpus.text_id for corpus in load_corpora(data)}
+        for key, data in configs.items()
+        if not hub_sources(data.corpus)
+    }
+    trained_now = {run.name for run in chosen} - done
+    for run in plan.runs:
+        path, now = run.recipe.run_path, present.get(str(run.recipe.data))
+        if not now or run.name in trained_now or not (path / METRICS_FILE).is_file():
+            continue
+        for session in read_metrics(path, "session")[-1:]:
+            texts = session.get("texts", {})
+            if names := [name for name in now if texts.get(name, now[name]) != now[name]]:
+                raise ValueError(
+                    f"{path} has read other text of corpus {', '.join(names)} than there is now, "
+                    f"so its losses cannot be compared: restore the text, or {_REMEDY}"
+                )
+
+
 def _check_source(run: PlannedRun, records: list[dict[str, Any]]) -> None:
     """Compares the weights that a run began with, by its records, with those that it would have."""
     sessions = of_kind(records, "session")

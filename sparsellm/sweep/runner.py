@@ -25,7 +25,7 @@ from sparsellm.processes.launched import launch_config
 from sparsellm.recipe import Recipe
 from sparsellm.runs.telemetry.dashboard import check_wandb
 from sparsellm.runs.telemetry.records import of_kind, read_metrics
-from sparsellm.sweep.folder import begin, check_sources, is_finished
+from sparsellm.sweep.folder import begin, check_sources, check_texts, is_finished
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
 from sparsellm.sweep.worker import (
     LOG_FILE,
@@ -67,6 +67,7 @@ def run_sweep(
     needed = {run.init_from for run in chosen} | {r.name for r in plan.runs if r.group in groups}
     done = {run.name for run in plan.runs if run.name in needed and is_finished(run)}
     check_sources(chosen, done)
+    check_texts(plan, chosen, done)
     begin(plan)
     for name in sorted(done):
         say(f"{name}: finished before")

@@ -261,6 +261,7 @@ def _begin_records(run: Run) -> None:
         parent=run.parent,
         init_from=run.origin,
         changes=run.changes,
+        texts=run.loader.text_ids,
     )
     run.log = MetricsLog(run.recipe, run.step, session)
 

@@ -22,7 +22,7 @@ from sparsellm.report.sweep_runs import read_sweep
 from sparsellm.runs.manifest import Manifest, read_manifest, write_manifest
 from sparsellm.runs.telemetry.records import read_metrics
 from sparsellm.sweep import worker
-from sparsellm.sweep.folder import begin, check_sources, is_finished
+from sparsellm.sweep.folder import begin, check_sources, check_texts, is_finished
 from sparsellm.sweep.plan import PlannedRun, load_plan
 
 WARM = ROOT / "tests" / "sweep" / "warm_sweep.py"
@@ -263,6 +263,28 @@ def test_a_sweep_resumes_and_reports_without_the_folder_of_its_tokenizer(sweep_f
     assert finished() == [True, True]
     (tmp_path / "moved").rename(folder)
     assert finished() == [True, True]
+
+
+def test_runs_that_read_other_text_are_not_compared(sweep_file, tmp_path, monkeypatch):
+    """The environment variable in a corpus file may have another value than it had before."""
+    path = sweep_file(runs=[{"name": "a"}, {"name": "b"}])
+    options = [f"logging.run_dir={tmp_path}", "data.corpus=local"]
+    for name in ("one", "two", "one again"):
+        (tmp_path / name).mkdir()
+        line = json.dumps({"text": f"Text {name[:3]}. " * 2000}) + "\n"
+        for split in ("train", "validation"):
+            (tmp_path / name / f"{split}.jsonl").write_text(line)
+    monkeypatch.setenv("SPARSELLM_DATA", str(tmp_path / "one"))
+    plan = load_plan(str(path), options)
+    first, second = plan.runs
+    train_recipe(first.recipe)
+    monkeypatch.setenv("SPARSELLM_DATA", str(tmp_path / "one again"))
+    check_texts(plan, [first, second], {first.name})
+    monkeypatch.setenv("SPARSELLM_DATA", str(tmp_path / "two"))
+    for chosen, done in (([first, second], {first.name}), ([second], set())):
+        with pytest.raises(ValueError, match="a-seed0 has read other text of corpus local than"):
+            check_texts(plan, chosen, done)
+    check_texts(plan, [first], set())  # it resumes, and checks its own position
 
 
 def _go_back(run_path, step):

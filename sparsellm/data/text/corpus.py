@@ -36,6 +36,11 @@ class Corpus:
         """The same for the held-out shards."""
         return fingerprint(self.validation)
 
+    @property
+    def text_id(self) -> str:
+        """Changes when a training or a held-out shard does."""
+        return f"{self.fingerprint} {self.held_out}"
+
     @cached_property
     def witness(self) -> str | None:
         """Changes also on edits that leave the fingerprint unchanged; see identity.py."""

@@ -30,6 +30,7 @@ _LEFT_OUT = (
     "parent",
     "init_from",
     "changes",
+    "texts",
 )
 
 
@@ -183,6 +184,7 @@ class SessionRecord(_Written):
     init_from: Parent | None = None  # of the weights of step 0; None: they were random
     # Keys of the recipe whose value is not that of the checkpoint it goes on from: "key old → new".
     changes: list[str] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)  # of each corpus, see `Corpus.text_id`
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def this_session(
     parent: Parent | None = None,
     init_from: Parent | None = None,
     changes: list[str] | None = None,
+    texts: dict[str, str] | None = None,
 ) -> SessionRecord:
     """The session of this process, or of its present run, which begins at a step."""
     started = _run_began.get() or psutil.Process().create_time()
@@ -59,6 +60,7 @@ def this_session(
         parent=parent,
         init_from=init_from,
         changes=changes or [],
+        texts=texts or {},
     )
 
 

@@ -22,7 +22,9 @@ import numpy as np
 from sparsellm.data.stream import Cursor, LaneConfig, name_some, pack
 from sparsellm.data.text.blocks import BlockCache, texts_in_order
 from sparsellm.data.text.corpus import Corpus
+from sparsellm.data.text.shards import warn_once
 from sparsellm.data.tokenizer import Tokenizer, Tokens
+from sparsellm.words import counted
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks divide it. More lanes cost memory: each holds a block.
 NUM_LANES = 48
@@ -152,17 +154,27 @@ class Picks:
         return np.bincount(corpora, minlength=len(self._bounds) + 1).tolist()
 
 
-def choose_num_lanes(corpora: tuple[Corpus, ...]) -> int:
-    """`NUM_LANES`, or a divisor of it if the corpora are too small to keep all lanes busy.
+def choose_num_lanes(corpora: tuple[Corpus, ...], *, warns: bool = True) -> int:
+    """`NUM_LANES`, or a divisor of it if a corpus is too small to keep all lanes busy.
 
-    Reads only as many documents as needed to decide.
+    Reads only as many documents as needed to decide. It ``warns`` if a small corpus of a mixture
+    decides for all.
 
     Raises:
         ValueError: a corpus has no document with text.
     """
-    fewest = min(_count_documents(corpus, ENOUGH_DOCUMENTS) for corpus in corpora)
+    counts = {corpus.name: _count_documents(corpus, ENOUGH_DOCUMENTS) for corpus in corpora}
+    smallest = min(counts, key=counts.__getitem__)
     divisors = [n for n in range(1, NUM_LANES + 1) if NUM_LANES % n == 0]
-    return max(n for n in divisors if n == 1 or n * DOCUMENTS_PER_LANE <= fewest)
+    num_lanes = max(n for n in divisors if n == 1 or n * DOCUMENTS_PER_LANE <= counts[smallest])
+    if warns and len(corpora) > 1 and num_lanes < NUM_LANES:
+        warn_once(
+            f"corpus {smallest} has only {counted(counts[smallest], 'document')}, so all corpora "
+            f"are read as {counted(num_lanes, 'stream')} in place of {NUM_LANES}: the text of a "
+            "step is mixed less. To avoid it, divide that text into at least "
+            f"{ENOUGH_DOCUMENTS:,} documents"
+        )
+    return num_lanes
 
 
 def _count_documents(corpus: Corpus, enough: int) -> int:

@@ -80,7 +80,8 @@ class TokenLoader:
         self._tokenizer = tokenizer
         self._micro_batch_size = micro_batch_size
         self._rank, self._world_size, self._num_workers = rank, world_size, num_workers
-        self._config = StreamConfig(corpora, context_length, seed, choose_num_lanes(corpora))
+        num_lanes = choose_num_lanes(corpora, warns=rank == 0)
+        self._config = StreamConfig(corpora, context_length, seed, num_lanes)
         self._picks = Picks(corpora, seed)
         # Of the last micro-batch: sequences of each corpus, and how often their text had been read.
         self.texts_2C = np.zeros((2, len(corpora)), np.int64)

@@ -1,6 +1,7 @@
 """Corpora: bundled ones, overrides, and what is refused."""
 
 import gzip
+import json
 import re
 
 import fsspec
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparsellm.data.held_out import held_out_sequences
-from sparsellm.data.lanes import choose_num_lanes
+from sparsellm.data.lanes import ENOUGH_DOCUMENTS, choose_num_lanes
 from sparsellm.data.text.blocks import documents_in_order, open_shard
 from sparsellm.data.text.corpus import KINDS, load_corpora, load_corpus
 from sparsellm.data.text.shards import Shard, document_hash
@@ -454,6 +455,21 @@ def test_a_folder_alone_holds_out_whole_documents_by_their_text(tmp_path):
     assert parts(0)[2] == []
     with pytest.raises(ValueError, match=r"are empty or held out \(data\.validation_fraction\)"):
         choose_num_lanes((parts(1 - 1e-9)[0],))
+
+
+def test_a_small_corpus_that_makes_a_mixture_few_streams_is_named(tmp_path, caplog):
+    for name, number in (("large", ENOUGH_DOCUMENTS), ("small", 63)):
+        lines = [json.dumps({"text": f"{name} {i}"}) for i in range(number)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        files = f"source: files\nfiles: ['{tmp_path / name}.jsonl']\n"
+        (tmp_path / f"{name}.yaml").write_text(files)
+    names = {name: str(tmp_path / f"{name}.yaml") for name in ("large", "small")}
+    assert choose_num_lanes(load_corpora(DataConfig(corpus=names["small"]))) == 1
+    assert not caplog.messages
+    mixture = load_corpora(DataConfig(corpus={path: 1.0 for path in names.values()}))
+    assert choose_num_lanes(mixture) == 1
+    (message,) = caplog.messages
+    assert "small has only 63 documents, so all corpora are read as 1 stream in place of" in message
 
 
 def test_without_held_out_text_the_key_that_applies_is_named(tmp_path):

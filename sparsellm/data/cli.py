@@ -60,7 +60,10 @@ def add_data_parser(commands: Any) -> None:
         "duplicates and held-out documents that are in the training text.",
     )
     _add_source_arguments(inspect)
-    text = "number of documents to read from each split (default: all)"
+    text = (
+        "number of documents to count in each split (default: all). A hash picks held-out "
+        "documents: to find N of them where 1%% is held out, it reads about 100 N"
+    )
     inspect.add_argument("--limit", type=positive_int, help=text)
     inspect.add_argument(
         "--samples", type=int, default=3, help="number of documents to show (default: 3)"

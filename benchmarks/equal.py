@@ -26,7 +26,7 @@ class Shape(NamedTuple):
 
 SHAPES = (
     Shape("`small`", "small", ("fair-small", "frontier")),
-    Shape("`small`", "small", ("frontier-long",)),
+    Shape("`small`", "small", ("fair-small-long", "frontier-long")),
     Shape("0.5B", "0.5b", ("fair-0.5b", "frontier-0.5b")),
     Shape("0.5B", "0.5b", ("fair-long", "frontier-0.5b-long")),
     Shape("2B", "2b", ("fair-2b", "frontier-2b")),

@@ -56,10 +56,11 @@ def generate(model: HFModel, *arguments: Any, **options: Any) -> Any:
     """transformers' ``generate``; greedy decoding and sampling by `sample`."""
     generate = type(model).generate
     config = arguments[1] if len(arguments) > 1 else options.get("generation_config")
-    config = config or model.generation_config
+    # transformers takes what a given configuration leaves open from that of the model.
+    places = (options, vars(config or model.generation_config), vars(model.generation_config))
 
     def option(name: str) -> Any:
-        return options[name] if name in options else getattr(config, name, None)
+        return next((place[name] for place in places if place.get(name) is not None), None)
 
     other = any(option(name) is not None and option(name) is not False for name in _OTHER_LOOPS)
     other = other or (option("num_beams") or 1) > 1 or option("use_cache") is False

@@ -177,6 +177,10 @@ def test_a_generation_config_is_used(model, steps):
 def test_other_loops_are_those_of_transformers(model, steps, options):
     batch = 1 if "prompt_lookup_num_tokens" in options else 3
     generate_alike(model, **prompts(batch), **GREEDY, **options, max_new_tokens=5)
+    # The model's own defaults count where a configuration leaves them open.
+    model.generation_config.update(**options)
+    config = GenerationConfig(max_new_tokens=5, pad_token_id=0)
+    generate_alike(model, **prompts(batch), generation_config=config)
     assert steps == []
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from sparsellm.paths import REFERENCE_VARIABLE, RUNS_FOLDER, closest, hub_id, may_have_gpu
 
+# Bytes. File systems take 255; while it is written, a file has a longer name.
+_LONGEST_NAME = 240
+
 
 def positive_int(text: str) -> int:
     """A count, as argparse's ``type``.
@@ -108,12 +111,13 @@ def check_out(
         ValueError: it cannot be written; the message says why.
     """
     place = path.absolute() if is_folder else path.absolute().parent
-    existing = next(p for p in (place, *place.parents) if p.exists())
-    if path.is_dir() and not is_folder:
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        why = "its name is too long"
+    elif path.is_dir() and not is_folder:
         why = "it is a folder"
     elif begins and path.exists() and not _is_replaceable(path, begins):
         why = "it exists, and this command did not write it"
-    elif not existing.is_dir():
+    elif not (existing := next(p for p in (place, *place.parents) if p.exists())).is_dir():
         why = f"{existing} is not a folder"
     elif reason := _write_obstacle(existing):
         why = reason

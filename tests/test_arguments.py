@@ -68,6 +68,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         (folder, False, "it is a folder.*name another file: --out"),
         (file, True, "file is not a folder.*name another folder: --out"),
         (file / "deep" / "new", False, "file is not a folder"),
+        (folder / ("é" * 124), False, "its name is too long.*name another file: --out"),
     ):
         with pytest.raises(ValueError, match=f"{path} cannot be written .*{why}"):
             check_out(path, is_folder=is_folder)

@@ -26,10 +26,12 @@ def build_other_tasks(
 
     Raises:
         ValueError: a name is unknown, or lm-eval cannot build a task (the message suggests names);
-            or a task would show questions with their own answers.
+            the task of a file has the name of another one; or a task would show questions with
+            their own answers.
     """
     tasks: dict[str, Any] = {}
     all_groups: dict[str, Any] = {}
+    own_tasks: set[str] = set()
     if not names:
         return tasks, all_groups
     files = {n: Path(n).resolve() for n in names if n.endswith((".yaml", ".yml"))}
@@ -56,6 +58,14 @@ def build_other_tasks(
                 ) from error
             for task in built["tasks"].values():
                 _check_examples(name, task)
+            has_own = name in files and name not in groups
+            taken = own_tasks | ({*suite_names, *tasks} if has_own else set())
+            if clashes := taken & built["tasks"].keys():
+                raise ValueError(
+                    f"--tasks {name}: another task is called {min(clashes)!r}, too, and scores are "
+                    "named by tasks: give the one in your file another name (its key `task`)"
+                )
+            own_tasks |= built["tasks"].keys() if has_own else set()
             tasks |= built["tasks"]
             all_groups |= built.get("groups", {})
     return tasks, all_groups

@@ -667,6 +667,17 @@ def test_an_unknown_task_says_what_was_meant():
         Evaluator(names=["none.yaml"])
 
 
+def test_two_tasks_of_one_name_are_refused(task_files, tmp_path):
+    """The scores of one would be taken for those of the other, or be lost."""
+    path, copy = Path(task_files["mine_choice"]), tmp_path / "copy.yaml"
+    copy.write_text(path.read_text())
+    with pytest.raises(ValueError, match=r"copy\.yaml: another task is called 'mine_choice', too"):
+        Evaluator(names=[str(path), str(copy)])
+    copy.write_text(path.read_text().replace("mine_choice", "piqa"))
+    with pytest.raises(ValueError, match=r"copy\.yaml: another task is called 'piqa', too"):
+        Evaluator(names=[str(copy)])
+
+
 def test_a_task_that_lm_eval_cannot_build_is_named(task_files, tmp_path):
     (tmp_path / "rows.jsonl").unlink()
     with pytest.raises(ValueError, match=r"lm-eval cannot build '.*mine_choice\.yaml'"):

@@ -1,0 +1,67 @@
+#!/bin/sh
+# Question: threads add floats to sums in shared memory by atomicAdd. Is that one instruction of an H100 or a B200, as in
+#   global memory?
+# Guess: yes. Shared memory is the faster place for atomics, so partial sums of a block belong there.
+# Seen (NVRTC 13.5.37; sm_80, sm_90a, sm_100a, sm_120): no. For float, double, __half2 and __nv_bfloat162, it is a loop of
+#   load, add and compare-and-swap (ATOMS.CAST.SPIN), which each thread repeats until no other was in between. Only
+#   integers have ATOMS.ADD. In global memory, float and double are one RED instruction, sent and forgotten.
+# Hurts: histograms with weights, column sums, router statistics and reductions over a block: where many threads add to
+#   one sum, the last of them has to wait for all others. Atomics are not cheaper for being moved to shared memory. Reduce by
+#   shuffles, add integers (fixed point), or give each warp sums of its own.
+set -eu
+dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
+python3 -m venv "$dir/venv"
+"$dir/venv/bin/python" -m pip install --quiet --no-compile cuda-bindings==13.5.0 nvidia-cuda-nvrtc==13.5.37 \
+  nvidia-cuda-nvdisasm==13.5.37 nvidia-cuda-runtime==13.5.37 nvidia-cuda-crt==13.5.37 nvidia-cuda-cccl==13.3.5.0.6
+cat > "$dir/check.py" <<'PY'
+import pathlib
+import re
+import subprocess
+import sys
+
+from cuda.bindings import nvrtc
+
+NVIDIA = pathlib.Path(sys.prefix, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages", "nvidia/cu13")
+
+
+def instructions(source, architecture, *options):
+    """The machine code that NVRTC makes of `source`, as names of instructions."""
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
+    options = [f"-arch={architecture}", f"-I{NVIDIA}/include", f"-I{NVIDIA}/include/cccl", *options]
+    (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS, (architecture, result)
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    binary = bytes(size)
+    nvrtc.nvrtcGetCUBIN(program, binary)
+    path = pathlib.Path(sys.argv[1], "kernel.cubin")
+    path.write_bytes(binary)
+    listing = subprocess.run([NVIDIA / "bin/nvdisasm", "-c", path], check=True, capture_output=True, text=True).stdout
+    return re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?\s*(\S+)[^;]*;", listing, re.M)
+
+
+CODE = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+extern "C" __global__ void add(const TYPE* x, TYPE* out, const int* at) {
+#ifdef SHARED
+  __shared__ TYPE sum[256];
+  sum[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  atomicAdd(sum + (at[threadIdx.x] & 255), x[threadIdx.x]);
+  __syncthreads();
+  out[threadIdx.x] = sum[threadIdx.x];
+#else
+  atomicAdd(out + at[threadIdx.x], x[threadIdx.x]);
+#endif
+}
+"""
+for architecture in ("sm_80", "sm_90a", "sm_100a", "sm_120"):
+    for kind in ("int", "float", "double", "__half2", "__nv_bfloat162"):
+        shared = {name for name in instructions(CODE, architecture, f"-DTYPE={kind}", "-DSHARED") if name.startswith("ATOMS")}
+        everywhere = instructions(CODE, architecture, f"-DTYPE={kind}")
+        one = any(name.startswith("RED") for name in everywhere) and not any("CAS" in name for name in everywhere)
+        print(f"{architecture}, {kind}: shared {', '.join(shared)}; global {'one RED instruction' if one else 'more'}")
+        assert shared == {"ATOMS.ADD"} if kind == "int" else all("CAS" in name for name in shared), "the behaviour has changed"
+        assert one == (kind in ("int", "float", "double")), "global atomics have changed"
+PY
+"$dir/venv/bin/python" "$dir/check.py" "$dir"

@@ -118,7 +118,8 @@ def check_texts(plan: SweepPlan, chosen: Sequence[PlannedRun], done: Set[str]) -
             if names := [name for name in now if texts.get(name, now[name]) != now[name]]:
                 raise ValueError(
                     f"{path} has read other text of corpus {', '.join(names)} than there is now, "
-                    f"so its losses cannot be compared: restore the text, or {_REMEDY}"
+                    "so its losses cannot be compared: restore the text, or move the run away, or "
+                    "give the sweep another name"
                 )
 
 

@@ -55,7 +55,7 @@ class MetricsLog:
             # wandb keeps what it was sent: it would go on showing the old numbers of these steps.
             print(
                 f"wandb: a new run gets all records, since steps after {resume_step} are trained "
-                "again with another recipe",
+                "again with another recipe; scores of `sparsellm eval` are in the old run only",
                 flush=True,
             )
         text = "".join(line for line, _ in remaining)

@@ -156,6 +156,13 @@ class SparsityController:
         if isinstance(num_tokens, Real):
             check_range("num_tokens", num_tokens, at_least=1)
         recorded = take_recorded(self.ffns)
+        if (passes := max(record.passes for record in recorded)) > 1:
+            warn_on_first_rank(
+                f"FFNs have made {passes} forward passes since the last l1_loss(), and only the "
+                "last one is counted: call it after each pass whose loss is trained on, and give "
+                "each call of an FFN in one pass an FFN of its own (a warm-up needs neither)",
+                stacklevel=3,
+            )
         stats = [record.stats for record in recorded]
         tokens = stats[0].nnz_M.numel()
         device = stats[0].nnz_M.device

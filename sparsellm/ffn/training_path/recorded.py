@@ -16,6 +16,7 @@ class Recorded(NamedTuple):
     dtype: torch.dtype  # in which it computed
     compiled: bool
     node: Node | None  # of the output, in autograd's graph; None in compiled code
+    passes: int  # since something last asked, this one included; 1 in compiled code
 
 
 def recording(x: Tensor, y: Tensor, stats: FFNStats, before: Recorded | None) -> Recorded:
@@ -34,7 +35,9 @@ def recording(x: Tensor, y: Tensor, stats: FFNStats, before: Recorded | None) ->
             "this SparseFFN was called twice in one forward pass, but L1 and statistics count only "
             "the last call: use a separate FFN for each call"
         )
-    return Recorded(stats, y.dtype, compiled, None if compiled else y.grad_fn)
+    if compiled:
+        return Recorded(stats, y.dtype, compiled, None, passes=1)
+    return Recorded(stats, y.dtype, compiled, y.grad_fn, 1 + (before.passes if before else 0))
 
 
 def _reaches(start: Node | None, end: Node | None) -> bool:

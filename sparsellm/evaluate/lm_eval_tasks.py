@@ -59,8 +59,8 @@ def build_other_tasks(
             for task in built["tasks"].values():
                 _check_examples(name, task)
             has_own = name in files and name not in groups
-            taken = own_tasks | ({*suite_names, *tasks} if has_own else set())
-            if clashes := taken & built["tasks"].keys():
+            names_in_use = own_tasks | ({*suite_names, *tasks} if has_own else set())
+            if clashes := names_in_use & built["tasks"].keys():
                 raise ValueError(
                     f"--tasks {name}: another task is called {min(clashes)!r}, too, and scores are "
                     "named by tasks: give the one in your file another name (its key `task`)"

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel as HFModel
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, pattern_trace
 from sparsellm.data.held_out import TooShortError, mixed_sequences
-from sparsellm.data.text.corpus import Corpus, load_corpora
+from sparsellm.data.text.corpus import Corpus, load_corpora, text_format
 from sparsellm.data.text.shards import expand, to_shard
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.training_path.module import SparseFFN
@@ -103,6 +103,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
 def held_out_corpora(recipe: Recipe, files: list[str] | None) -> list[Corpus]:
     """The text to measure on: all of the files (globs), or the recipe's corpora if none are given.
 
+    Files have their text where the recipe's own have it (`text_format`).
     Those of a mixture that have held-out text; a warning names the others.
 
     Raises:
@@ -112,7 +113,7 @@ def held_out_corpora(recipe: Recipe, files: list[str] | None) -> list[Corpus]:
     """
     if files:
         paths = expand(files, "--data", "--data GLOB").values()
-        shards = tuple(to_shard(path, "text") for path in paths)
+        shards = tuple(to_shard(path, *text_format(recipe.data)) for path in paths)
         return [Corpus("local", shards, shards)]
     remedy = "name text of your own: --data GLOB"
     try:

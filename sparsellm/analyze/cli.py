@@ -23,7 +23,7 @@ def add_analyze_parser(commands: Any) -> None:
         "neurons of the first tokens as traces.npz.",
     )
     add_model(parser, "source")
-    text = "text files to read (default: the recipe's corpus)"
+    text = "text files of the recipe's format to read (default: the recipe's corpus)"
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = "number of tokens to read (default: 1,048,576)"
     parser.add_argument("--tokens", type=positive_int, default=2**20, metavar="N", help=text)

@@ -37,7 +37,7 @@ def add_export_parsers(commands: Any) -> None:
     group.add_argument("--drop-dead", action="store_true", help=text)
     text = "number of held-out tokens to measure on, in whole sequences (default: 1,048,576)"
     group.add_argument("--drop-dead-tokens", type=positive_int, metavar="N", help=text)
-    text = "text files to measure on (default: the recipe's corpus)"
+    text = "text files of the recipe's format to measure on (default: the recipe's corpus)"
     group.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = "sequences per forward pass (default: 4)"
     group.add_argument("--micro-batch-size", type=positive_int, metavar="N", help=text)

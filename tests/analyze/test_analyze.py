@@ -18,6 +18,7 @@ from sparsellm.analyze.activity import (
 )
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, load_traces, save_traces
+from sparsellm.data.text.blocks import texts_in_order
 from sparsellm.runs.huggingface.pretrained import load_pretrained
 
 
@@ -229,6 +230,24 @@ def test_the_command_reads_files(checkpoint, tmp_path, cli_here):
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a neuron fires " * 40}) + "\n")
     command = ["analyze", str(checkpoint), "--tokens", "256", "--out", str(tmp_path / "out")]
     assert "256 tokens" in cli_here(*command, "--data", tmp_path / "*.jsonl").stdout
+
+
+def test_files_have_their_text_where_the_recipes_have_it(tiny, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"content": "one", "text": "no"}) + "\n")
+    (tmp_path / "b.txt").write_text("two|three")
+    files = [str(tmp_path / name) for name in ("a.jsonl", "b.txt")]
+    (tmp_path / "c.yaml").write_text(
+        f"source: files\nfiles: {files}\ntext_field: content\ndocument_separator: '|'\n"
+    )
+    for keys in (
+        [f"data.corpus={tmp_path / 'c.yaml'}"],
+        [f"data.files={files}", "data.text_field=content", "data.document_separator='|'"],
+    ):
+        [corpus] = held_out_corpora(tiny(*keys), files)
+        assert list(texts_in_order(corpus.validation)) == ["one", "two", "three"]
+    (tmp_path / "c.yaml").unlink()
+    [corpus] = held_out_corpora(tiny(f"data.corpus={tmp_path / 'c.yaml'}"), files)
+    assert list(texts_in_order(corpus.validation)) == ["no", "two|three"]
 
 
 def test_without_held_out_text_the_remedy_is_an_option_of_the_command(tiny, tmp_path):

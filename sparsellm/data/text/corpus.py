@@ -1,6 +1,7 @@
 """Corpora: a strict YAML (``data/*.yaml``) resolved into shards of training and validation text."""
 
 from collections.abc import Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -204,6 +205,19 @@ def single_corpus(data: DataConfig) -> Corpus:
     instead = {"files", "validation_files", "validation_fraction", "text_field"}
     instead |= {"document_separator"}
     return load_corpus(str(data.corpus), **data.model_dump(include=instead))
+
+
+def text_format(data: DataConfig) -> tuple[str, str | None]:
+    """The column or key that holds a recipe's text, and what separates its documents in .txt files.
+
+    The usual ones for a mixture, and where the corpus's file is missing.
+    """
+    content: dict[str, Any] = {}
+    if isinstance(data.corpus, str):
+        with suppress(FileNotFoundError):
+            content = load_yaml(corpus_path(data.corpus))
+    separator = data.document_separator or content.get("document_separator")
+    return data.text_field or content.get("text_field") or "text", separator
 
 
 def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead: Any) -> Corpus:

@@ -91,11 +91,14 @@ def double_if_it_fits(run: Run, sparse: list[bool]) -> None:
 def may_shrink(run: Run) -> bool:
     """Whether a step that ran out of memory can be done again by smaller micro-batches.
 
-    With several ranks it cannot, since the others wait for this one in the step's reduction.
+    With several ranks it cannot, since the others wait for this one in the step's reduction. Under
+    FSDP2 it cannot on one rank either: gradients of the micro-batches before the last are kept
+    where `clear_gradients` does not reach them, and would be in the next step's.
     """
     alone = run.accelerator.num_processes == 1 and run.between_steps
     auto = run.recipe.train.micro_batch_size == "auto"
-    return alone and auto and run.micro_batch.size > 1
+    whole = not isinstance(run.objective, FSDPModule)
+    return alone and auto and whole and run.micro_batch.size > 1
 
 
 def shrink_after_failure(run: Run, before: Bookmark) -> None:

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from sparsellm.recipe.estimate import estimate_memory
 from sparsellm.training import micro_batch, rehearsal
@@ -201,6 +203,26 @@ def test_a_step_that_runs_out_of_memory_is_done_again(memory, train, monkeypatch
     assert [size for _, size in _sizes(again)] == [1, 2, 1]
     monkeypatch.undo()
     _assert_same_losses(again, train("fixed", "train.micro_batch_size=1")[1])
+
+
+def test_a_step_that_fails_under_fsdp2_is_not_done_again(memory, build, process_group):
+    """FSDP2 keeps what it has accumulated where no one can clear it."""
+    run = build("train.micro_batch_size=auto", "runtime.compile=false")
+    run.micro_batch.size, run.between_steps = 2, True
+    assert rehearsal.may_shrink(run)
+    model = fully_shard(run.objective, mesh=DeviceMesh("cpu", [0]))
+
+    def norm_after(last):
+        model.zero_grad()
+        model.set_requires_gradient_sync(last)
+        sums = forward(run, torch.zeros(2, 33, dtype=torch.int64))
+        total_loss(sums, 0.0, 256, 1, run.recipe.train.distillation).backward()
+        return sum(p.grad.to_local().square().sum().item() for p in model.parameters() if last)
+
+    once = norm_after(last=True)
+    norm_after(last=False)
+    assert norm_after(last=True) == pytest.approx(4 * once)  # twice the gradient
+    assert not rehearsal.may_shrink(run)
 
 
 def _limit(monkeypatch, too_large):

@@ -62,7 +62,9 @@ class ModelConfig(StrictModel):
     context_length: PositiveInt = Field(description="Length of a training sequence, tokens")
     rope_theta: PositiveFloat = Field(10_000.0, description="RoPE base")
     rms_norm_eps: PositiveFloat = Field(1e-5, description="RMSNorm epsilon")
-    initializer_range: PositiveFloat = Field(0.02, description="Std of the initial weights")
+    initializer_range: float = Field(
+        0.02, gt=0, le=1, description="Std of the initial weights; transformers takes at most 1"
+    )
     tie_word_embeddings: bool = Field(
         True, description="Whether input and output embeddings are one matrix"
     )

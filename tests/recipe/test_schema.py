@@ -72,6 +72,7 @@ def test_sizes_are_those_of_table_2(name, layers, steps, billion_tokens, billion
         ("data.num_workers", 10**6),
         ("model.vocab_multiple", 10**12),
         ("model.num_hidden_layers", 10**8),
+        ("model.initializer_range", 10.0),
     ],
 )
 def test_a_value_beyond_reason_is_refused_before_anything_is_built(key, value):

@@ -288,18 +288,19 @@ class _Streamer:
     ) -> None:
         self._tokenizer, self._write, self._ends = tokenizer, write, ends
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_prompt = True
+        self._before: list[int] | None = None  # the last id, on whose text that of the next depends
         self.began = time.perf_counter()
         self.times: list[float] = []  # when each new token was known
 
     def put(self, ids: Tensor) -> None:
         """Called with the prompt's ids first (the caller writes those), then with each new id."""
-        if self._is_prompt:
-            self._is_prompt = False
-            return
-        self.times.append(time.perf_counter())
-        new = [i for i in ids.flatten().tolist() if i not in self._ends]
-        self._emit(self._decoder.decode(self._tokenizer.decode_bytes(new)))
+        last = [i for i in ids.flatten().tolist() if i not in self._ends][-1:]
+        if self._before is not None:
+            self.times.append(time.perf_counter())
+            before = self._tokenizer.decode_bytes(self._before)
+            two_tokens = self._tokenizer.decode_bytes(self._before + last)
+            self._emit(self._decoder.decode(two_tokens[len(before) :]))
+        self._before = last
 
     def end(self) -> None:
         """Writes the rest: a character that the last token did not complete."""

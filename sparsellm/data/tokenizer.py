@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # imported where it is needed
     import tokenizers
 
 Tokens = NDArray[np.int32]
+_SPACE = "\u2581"  # SentencePiece's mark of a space
 
 # tiktoken's regex runs out of stack at a million white-space characters in a row.
 LONGEST_RUN = 500_000
@@ -54,7 +55,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode_bytes(self, tokens: list[int]) -> bytes:
-        """Their UTF-8: a token can end inside a character."""
+        """Their UTF-8: a token can end inside a character, and may have a space after another."""
         ...
 
 
@@ -208,6 +209,9 @@ class HFTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
+        steps = [content.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")]
+        marks_spaces = _SPACE in json.dumps(steps, ensure_ascii=False)
+        self._pieces_have_spaces = self._byte_level or marks_spaces
         eot_id = self._tokenizer.token_to_id(self.eot)
         if eot_id is None:
             raise ValueError(f"{path} has no token {self.eot!r}, its end-of-document token")
@@ -227,6 +231,8 @@ class HFTokenizer:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
     def decode_bytes(self, tokens: list[int]) -> bytes:
+        if not self._pieces_have_spaces:  # as WordPiece's, which have "##" where there is none
+            return self.decode(tokens).encode()
         return b"".join(
             _piece_bytes(self._tokenizer.id_to_token(token) or "", self._byte_level)
             for token in tokens
@@ -301,7 +307,7 @@ def _piece_bytes(piece: str, byte_level: bool) -> bytes:
         return bytes(BYTES_OF_SPELLING[letter] for letter in piece)
     if match := re.fullmatch("<0x([0-9A-F]{2})>", piece):
         return bytes([int(match[1], 16)])
-    return piece.replace("\u2581", " ").encode()  # SentencePiece's mark of a space
+    return piece.replace(_SPACE, " ").encode()
 
 
 def byte_spelling() -> list[str]:

@@ -11,10 +11,12 @@ import pytest
 import regex
 import tiktoken
 import tokenizers
+import torch
 import transformers
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from sparsellm.data.tokenizer import LONGEST_RUN, WHITE_SPACE, cut_long_runs, load_tokenizer
+from sparsellm.generate import _Streamer
 from sparsellm.recipe.vocabulary import VOCAB_SIZE, vocab_size
 from sparsellm.runs.huggingface.hf_tokenizer import write_tokenizer
 
@@ -156,6 +158,32 @@ def test_a_sentence_piece_tokenizer_streams_spaces_and_bytes(tmp_path):
     (tokens,) = tokenizer.encode_batch(["the cat sat"])
     assert tokenizer.decode_bytes(tokens.tolist()) == b" the cat sat"
     assert tokenizer.decode_bytes([tokenizer._tokenizer.token_to_id("<0xF0>")]) == b"\xf0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "decoder", "suffix"),
+    [("WordPiece", "WordPiece", None), ("BPE", "BPEDecoder", "</w>"), ("WordLevel", None, None)],
+)
+def test_words_whose_pieces_have_no_spaces_are_those_of_the_library(
+    tmp_path, kind, decoder, suffix
+):
+    options = {} if suffix is None else {"end_of_word_suffix": suffix}
+    trainer = getattr(tokenizers.trainers, f"{kind.replace('BPE', 'Bpe')}Trainer")
+    _train(
+        tmp_path / "words",
+        tokenizers.pre_tokenizers.Whitespace(),
+        decoder and getattr(tokenizers.decoders, decoder)(*options.values()),
+        getattr(tokenizers.models, kind)(unk_token="<unk>", **options),
+        trainer(vocab_size=60, special_tokens=["<unk>"], **options),
+        "</s>",
+    )
+    tokenizer, pieces = load_tokenizer(f"hf:{tmp_path / 'words' / 'tokenizer.json'}"), []
+    (tokens,) = tokenizer.encode_batch(["the cat sat"])
+    assert tokenizer.decode_bytes(tokens.tolist()) == b"the cat sat"
+    streamer = _Streamer(tokenizer, pieces.append, [tokenizer.eot_id])
+    for token in (tokenizer.eot_id, *tokens.tolist()):
+        streamer.put(torch.tensor([token]))
+    assert "".join(pieces) == "the cat sat"
 
 
 def _unigram(folder, eos, text):

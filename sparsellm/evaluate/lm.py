@@ -105,10 +105,18 @@ class SparseLM(HFLM):
             self._world_size = accelerator.num_processes
         self._show_progress = show_progress
         self._agreement = agreement
-        self.num_requests = 0  # distinct, of this rank
+        self.num_requests = 0  # of this rank
         self.num_cut = 0  # of them, longer than the context
         self.num_answers_cut = 0  # of these, with an answer that alone is longer
         self._prompts: dict[str, bool] = {}  # of texts that are generated: whether it was cut
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """This rank's number of requests, for each rank.
+
+        lm-eval repeats requests until all ranks have equally many, and keeps their answers several
+        times. With a copy of the model on each rank, none waits for another.
+        """
+        return tensor.repeat(self.world_size)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         """(log-likelihood, is the greedy choice) of each request.
@@ -135,11 +143,10 @@ class SparseLM(HFLM):
         return super()._model_call(*args, **kwargs)
 
     def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> Any:
-        # Counted once each: on several ranks lm-eval fills up the shorter lists with repeats.
-        lengths = {_name(request): (len(request[1]), len(request[2])) for request in requests}
+        lengths = [(len(context), len(answer)) for _, context, answer in requests]
         self.num_requests += len(lengths)
-        self.num_cut += sum(sum(pair) > self.max_length + 1 for pair in lengths.values())
-        self.num_answers_cut += sum(answer > self.max_length for _, answer in lengths.values())
+        self.num_cut += sum(sum(pair) > self.max_length + 1 for pair in lengths)
+        self.num_answers_cut += sum(answer > self.max_length for _, answer in lengths)
         fitted = [self._fit(request) for request in requests]
         likelihoods = super()._loglikelihood_tokens(fitted, *args, **kwargs)
         for (_, _, answer), (likelihood, _) in zip(requests, likelihoods, strict=True):
@@ -195,9 +202,3 @@ class SparseLM(HFLM):
         if over <= 0:
             return request
         return text, context + continuation[:over], continuation[over:]
-
-
-def _name(request: Request) -> Any:
-    """What is the same for repeats; the windows of a whole text have only their tokens."""
-    text, context, continuation = request
-    return text or (*context, None, *continuation)

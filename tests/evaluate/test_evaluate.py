@@ -361,8 +361,11 @@ def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
     assert json.loads(out.read_text())["processes"] == 2
     alone = path.with_name(f"eval_{checkpoint.name}_piqa+commonsense_qa_limit9.json")
     _assert_same_scores(json.loads(out.read_text()), json.loads(alone.read_text()))
-    rows = (tmp_path / "two_samples" / "piqa.jsonl").read_text().splitlines()
-    assert [json.loads(line)["doc_id"] for line in rows] == list(range(9))
+    for name, num_answers in (("piqa", 2), ("commonsense_qa", 5)):
+        lines = (tmp_path / "two_samples" / f"{name}.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        assert [row["doc_id"] for row in rows] == list(range(9))
+        assert [list(map(len, row["resps"])) for row in rows] == [[1] * num_answers] * 9
 
 
 def _assert_same_scores(actual: dict, expected: dict) -> None:

@@ -14,7 +14,7 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 orjson numpy==2.4.6
+  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 orjson==3.13.0 numpy==2.4.6
 fi
 "$PYTHON" -W ignore - <<'PY'
 import importlib.metadata
@@ -32,14 +32,14 @@ texts = [
     "return x@w.T",
     "y = x @ w.T",
     "the host 192.168.0.1",
-    "write to jane@university.edu",
+    "write to jane@example.org",
 ]
 documents = [Document(text=text, id=str(i)) for i, text in enumerate(texts)]
 seen = {before: document.text for before, document in zip(texts, PIIFormatter().run(documents))}
 for before, after in seen.items():
     print(f"{before!r} -> {after!r}")
 assert seen["y = x @ w.T"] == "y = x @ w.T" and seen["the host 192.168.0.1"] == "the host 192.168.0.1"
-assert "jane" not in seen["write to jane@university.edu"]
+assert "jane" not in seen["write to jane@example.org"]
 for number in ("4.19.0.12", "2.13.0.5", "3.2.1.4", "1.3.6.1"):
     before = next(text for text in texts if number in text)
     address = re.search(r"(\d+)(\.\d+){3}", seen[before]).group()

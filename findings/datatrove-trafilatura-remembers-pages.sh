@@ -9,13 +9,14 @@
 #   empty documents. There is no message, and datatrove's documentation calls it "trafilatura's deduplicate option".
 # Hurts: corpora from Common Crawl: shared passages (licences, definitions, quotations, methods) stay in the first pages of
 #   a task and vanish in the middle of others, and how many depends on the number of tasks, since each process begins anew.
-#   No count of removed duplicates shows it. Set Trafilatura(deduplicate=False), and remove duplicates in steps of their own.
+#   No count of removed duplicates shows it. Set Trafilatura(deduplicate=False), and remove duplicates in steps of their
+#   own.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 trafilatura==2.3.1 orjson numpy==2.4.6
+  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 trafilatura==2.3.1 orjson==3.13.0 numpy==2.4.6
 fi
 cat > "$dir/extract.py" <<'PY'
 import importlib.metadata
@@ -29,8 +30,8 @@ METHOD = ("All of our measurements were made three times, on three days and by t
 
 def page(i):
     def paragraph(j):
-        return (f"<p>Paragraph {j} of page {i} tells of subject {i * 10 + j}, in a text that is long enough for the extractor "
-                f"to take it as a part of the article, and that no other page of the site has in these words.</p>")
+        return (f"<p>Paragraph {j} of page {i} tells of subject {i * 10 + j}, in a text that is long enough for the "
+                f"extractor to take it as a part of the article, and that no other page has in these words.</p>")
 
     body = f"{paragraph(0)}{paragraph(1)}<p>{METHOD}</p>{paragraph(2)}{paragraph(3)}"
     return f"<html><head><title>Page {i}</title></head><body><article><h1>Page {i}</h1>{body}</article></body></html>"

@@ -21,7 +21,7 @@ import sys
 
 from cuda.bindings import nvrtc
 
-NVIDIA = pathlib.Path(sys.prefix, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages", "nvidia/cu13")
+NVIDIA = next(pathlib.Path(sys.prefix).glob("lib/python3*/site-packages/nvidia/cu13"))
 
 
 def instructions(source, architecture, *options):

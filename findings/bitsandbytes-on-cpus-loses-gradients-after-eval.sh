@@ -2,12 +2,14 @@
 # Question: LoRA on a base model in 4 bits (bitsandbytes) trains on a CPU. The model is evaluated, and goes back to train().
 #   Are the gradients of the next step right?
 # Guess: yes, as on a GPU.
-# Seen (bitsandbytes 0.50.2, x86 CPU with AVX512-BF16): no. The first forward in eval() puts the weights into another layout.
-#   train() does not put them back, and the product in that layout has no backward; so no gradient passes through any base
-#   layer. Those of the last layer's adapter stay right; those before it get only what comes through the adapters above them,
-#   a third of the norm here, and nothing where these begin at zero. The outputs are right. torch warns once that an operator
-#   has no backward. state_dict() puts the weights back, and the gradients with them. PEFT's adapters behave alike.
-# Hurts: every run with evaluations, from the first one until the next save of the base: the adapters train on wrong gradients.
+# Seen (bitsandbytes 0.50.2, x86 CPU with AVX512-BF16): no. The first forward in eval() puts the weights into another
+#   layout. train() does not put them back, and the product in that layout has no backward; so no gradient passes through
+#   any base layer. Those of the last layer's adapter stay right; those before it get only what comes through the adapters
+#   above them, a third of the norm here, and nothing where these begin at zero. The outputs are right. torch warns once
+#   that an operator has no backward. state_dict() puts the weights back, and the gradients with them. PEFT's adapters
+#   behave alike.
+# Hurts: every run with evaluations, from the first one until the next save of the base: the adapters train on wrong
+#   gradients.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT

@@ -1,13 +1,12 @@
 #!/bin/sh
-# Question: a model in 4 bits (bitsandbytes, without double quantisation, as is transformers' default) has run in eval() on a
-#   CPU. Is the checkpoint saved after that the model?
+# Question: a model in 4 bits (bitsandbytes, without double quantisation, as is transformers' default) has run in eval() on
+#   a CPU. Is the checkpoint saved after that the model?
 # Guess: yes; inference does not change what state_dict() returns.
-# Seen (bitsandbytes 0.50.2, x86 CPU with AVX512-BF16): no. The first forward in eval() transposes the scales of the blocks, and
-#   state_dict() puts the 4-bit numbers back but not the scales. So the file has each block's scale at another block's place,
-#   without a message, and so has the model itself from then on. The error is 25% for random weights of one size (9%
+# Seen (bitsandbytes 0.50.2, x86 CPU with AVX512-BF16): no. The first forward in eval() transposes the scales of the blocks,
+#   and state_dict() puts the 4-bit numbers back but not the scales. So the file has each block's scale at another block's
+#   place, without a message, and so has the model itself from then on. The error is 25% for random weights of one size (9%
 #   before), and more than all of the output if rows differ in size. PEFT calls state_dict() to save an adapter: that alone
-#   changed the logits of a small Llama by half. With double quantisation, the scales are put back,
-#   rounded again.
+#   changed the logits of a small Llama by half. With double quantisation, the scales are put back, rounded again.
 # Hurts: whoever saves, copies or merges a model after an evaluation: the file loads without an error and is far off.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu

@@ -6,8 +6,7 @@
 #   Eager mode and fp64 are right, and so are log1p, tanh, sinh, softplus and logsigmoid.
 # Hurts: the k3 estimator of a KL divergence, expm1(r) - r, which is never below zero: it is -4.6e-8 for r = 1e-6, where
 #   5e-13 is right, as long as the policies are close. Also ELU networks and 1 - exp(-x) of small rates.
-# Needs a C++ compiler, as torch.compile does, and x86 with AVX2.
-# Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…
+# Packages: needs a C++ compiler; torch is a large download. To use an existing Python that has it, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

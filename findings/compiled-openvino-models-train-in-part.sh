@@ -4,10 +4,10 @@
 # Guess: those of the time when it was compiled.
 # Seen (openvino 2026.4.1, torch 2.13.0, x86 CPU): some of each. Embeddings and biases are read from torch's memory, and so
 #   follow the training; matrices were packed when the model was compiled, and the norms' weights copied when it was
-#   converted, and these stay. No model ever had such weights. A converted model that is saved or compiled later has the later
-#   weights but the old norms. With share_weights=False, all stay. Nothing warns.
-# Hurts: evaluations in the loop, averages of weights and comparisons of checkpoints by OpenVINO: outputs that are neither the
-#   old nor the new model's.
+#   converted, and these stay. No model ever had such weights. A converted model that is saved or compiled later has the
+#   later weights but the old norms. With share_weights=False, all stay. Nothing warns.
+# Hurts: evaluations in the loop, averages of weights and comparisons of checkpoints by OpenVINO: outputs that are neither
+#   the old nor the new model's.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT

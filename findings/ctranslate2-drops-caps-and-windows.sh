@@ -1,11 +1,11 @@
 #!/bin/sh
 # Question: a Gemma 2 model is converted for CTranslate2, to score texts on CPUs. Are its scores those of transformers?
 # Guess: yes; the converter has a loader for Gemma 2, and refuses models that it has none for.
-# Seen (ctranslate2 4.8.5, transformers 5.23.0, fp32, small random models): no. The converter drops the caps of the logits and
-#   of the attention scores, the sliding window, and query_pre_attn_scalar (which is not the head's size in the 27B model),
-#   all without a message. Without these options, scores agree to 1e-5. With logits up to 21, the cap of 30 alone changes a
-#   token's score by 2 nats. It drops Qwen2's sliding window too, and GPT-2's scale_attn_by_inverse_layer_idx, which Stanford's
-#   Mistral models have. Greedy text looks fine, since the cap of the logits keeps their order.
+# Seen (ctranslate2 4.8.5, transformers 5.23.0, fp32, small random models): no. The converter drops the caps of the logits
+#   and of the attention scores, the sliding window, and query_pre_attn_scalar (which is not the head's size in the 27B
+#   model), all without a message. Without these options, scores agree to 1e-5. With logits up to 21, the cap of 30 alone
+#   changes a token's score by 2 nats. It drops Qwen2's sliding window too, and GPT-2's scale_attn_by_inverse_layer_idx,
+#   which Stanford's Mistral models have. Greedy text looks fine, since the cap of the logits keeps their order.
 # Hurts: log-likelihood benchmarks, perplexity, reranking and sampling of such models; long texts where a window is dropped.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu

@@ -54,7 +54,8 @@ for name, modules in {
     model(inputs[rank]).square().mean().backward()
     parts = [(model[i].weight.grad.full_tensor().norm() / whole[i].weight.grad.norm()).item() for i in (0, 2, 4)]
     if rank == 0:
-        print(f"{name}: of the sum over ranks, the layers' gradients are {parts[0]:.2f} and {parts[1]:.2f}, the head's {parts[2]:.2f}")
+        print(f"{name}: of the sum over ranks, the layers' gradients are {parts[0]:.2f} and {parts[1]:.2f}, "
+              f"the head's {parts[2]:.2f}")
     expected = {"not called": (0.5, 0.5), "called on the root": (0.5, 1), "called on each FSDP module": (1, 1)}[name]
     assert all(abs(part - want) < 0.01 for part, want in zip(parts, (expected[0], *expected))), "the behaviour has changed"
 dist.destroy_process_group()

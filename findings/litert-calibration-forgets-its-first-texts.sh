@@ -1,11 +1,11 @@
 #!/bin/sh
-# Question: an FFN is quantised to int8 with static ranges by LiteRT's quantiser (static_wi8_ai8). The calibration has 100 texts
-#   of code, whose activations are three times as large, and 100 of prose. Does their order matter?
+# Question: an FFN is quantised to int8 with static ranges by LiteRT's quantiser (static_wi8_ai8). The calibration has 100
+#   texts of code, whose activations are three times as large, and 100 of prose. Does their order matter?
 # Guess: no; a range is the smallest and largest number seen, or an average of all.
-# Seen (ai-edge-quantizer 0.10.0, ai-edge-litert 2.3.0, litert-torch 0.10.0): yes. A range is a moving average of the texts' ranges,
-#   in which each new text counts 5%; so after a hundred texts of prose, 0.6% of what the code had is left. With the code
-#   first, the error on code is 57%, since its activations are clipped; with the code last, it is 2%. 16-bit activations
-#   (static_wi8_ai16) are clipped alike. Shuffled, it is 18% here, by the last twenty texts. Nothing warns.
+# Seen (ai-edge-quantizer 0.10.0, ai-edge-litert 2.3.0, litert-torch 0.10.0): yes. A range is a moving average of the texts'
+#   ranges, in which each new text counts 5%; so after a hundred texts of prose, 0.6% of what the code had is left. With the
+#   code first, the error on code is 57%, since its activations are clipped; with the code last, it is 2%. 16-bit
+#   activations (static_wi8_ai16) are clipped alike. Shuffled, it is 18% here, by the last twenty texts. Nothing warns.
 # Hurts: calibration sets made of parts, one after the other: only the last part counts, and the scores on the others fall.
 #   Shuffle the texts, and look at the ranges, or take fewer, longer texts.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

@@ -2,10 +2,10 @@
 # Question: a model whose layers attend to a sliding window (Mistral 7B, Mixtral, Phi-3, Gemma 2, Qwen3 with
 #   use_sliding_window) runs in mlx-lm on a text longer than the window. Are its log-probabilities those of transformers?
 # Guess: yes; config.json has the window, and mlx-lm has windowed caches, which it uses for Gemma 3 and others.
-# Seen (mlx-lm 0.32.2, mlx 0.32.4 on Linux, transformers 5.23.0, fp32, small random models): up to the window's end they agree
-#   to 1e-5; beyond, every layer attends to the whole text, and log-probabilities are 0.3 to 0.6 nats off in the mean, up to
-#   3.7. None of these models reads sliding_window, and unknown keys of a config are dropped, so nothing warns. Without a
-#   window, all agree. OLMoE's clip_qkv is dropped likewise.
+# Seen (mlx-lm 0.32.2, mlx 0.32.4 on Linux, transformers 5.23.0, fp32, small random models): up to the window's end they
+#   agree to 1e-5; beyond, every layer attends to the whole text, and log-probabilities are 0.3 to 0.6 nats off in the mean,
+#   up to 3.7. None of these models reads sliding_window, and unknown keys of a config are dropped, so nothing warns.
+#   Without a window, all agree. OLMoE's clip_qkv is dropped likewise.
 # Hurts: texts longer than the window: the model sees distances that it was never trained on, scores differ from those of
 #   transformers and vLLM, and the cache grows with the text.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

@@ -2,10 +2,10 @@
 # Question: old = mx.load("model.safetensors"); the model is trained on and saved to the same path; then |new - old| is
 #   computed, to see how far the weights went. What is it?
 # Guess: the change since the last save.
-# Seen (mlx 0.32.4, CPU): zero. mx.load only notes where each array is in the file, and the bytes are read when an array is first
-#   used; so "old" is what the file has by then. Models behave alike: load_weights of a file that is written again before the
-#   first forward gives the later weights. .npy files are lazy too; .npz and GGUF are read at once. mx.eval(old) right after
-#   the load gives the old values.
+# Seen (mlx 0.32.4, CPU): zero. mx.load only notes where each array is in the file, and the bytes are read when an array is
+#   first used; so "old" is what the file has by then. Models behave alike: load_weights of a file that is written again
+#   before the first forward gives the later weights. .npy files are lazy too; .npz and GGUF are read at once. mx.eval(old)
+#   right after the load gives the old values.
 # Hurts: reference models, averages of weights, comparisons and restored "best" weights while the file is written again. No
 #   message comes, since the file is complete and its shapes fit.
 set -eu
@@ -37,7 +37,8 @@ for evaluated in (False, True):
     model.save_weights(path)
     change = mx.abs(model.weight - old["weight"]).max().item()
     of_model = mx.abs(model.weight - reference.weight).max().item()
-    print(f"evaluated after the load: {evaluated}; change by mx.load {change:.2f}, by a loaded model {of_model:.2f}; right 1")
+    print(f"evaluated after the load: {evaluated}; change by mx.load {change:.2f}, "
+          f"by a loaded model {of_model:.2f}; right 1")
     assert np.allclose((change, of_model), 1 if evaluated else 0, atol=1e-5), "the behaviour has changed"
 
 ones, twos = np.ones(1000, np.float32), np.full(1000, 2, np.float32)

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Question: nn.quantize(model, mode="nvfp4") in MLX stores weights in 4 bits with a scale per 16 of them. How does the error
-#   depend on the weights' size: of layers with a standard deviation of 0.02, 0.006 and 0.002, the last two as in wide models and
-#   in output projections that are initialised by 0.02 / sqrt(2 * layers)?
+#   depend on the weights' size: of layers with a standard deviation of 0.02, 0.006 and 0.002, the last two as in wide
+#   models and in output projections that are initialised by 0.02 / sqrt(2 * layers)?
 # Guess: it does not, about 10% for all; the scale of each block is a floating-point number and follows its largest weight.
-# Seen (mlx 0.32.4, CPU): 10%, 13% and 96%: of the layer with 0.002, 95% of the weights are zero, and of one with 0.001 all. The
-#   scales are fp8 (E4M3), whose smallest is 0.002, and a block whose largest weight is below 0.006 gets a scale of 0. NVIDIA's
-#   format has one more scale per tensor for that. mx.quantize takes one (global_scale); nn.quantize has no way to give it.
-#   mxfp4, mxfp8 and affine have the same error at all sizes. Nothing warns.
+# Seen (mlx 0.32.4, CPU): 10%, 13% and 96%: of the layer with 0.002, 95% of the weights are zero, and of one with 0.001 all.
+#   The scales are fp8 (E4M3), whose smallest is 0.002, and a block whose largest weight is below 0.006 gets a scale of 0.
+#   NVIDIA's format has one more scale per tensor for that. mx.quantize takes one (global_scale); nn.quantize has no way to
+#   give it. mxfp4, mxfp8 and affine have the same error at all sizes. Nothing warns.
 # Hurts: layers with small weights: they drop out of the model, or lose bits, while the others look fine.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Question: a checkpoint has weights in fp8 (F8_E4M3 in safetensors). MLX loads it, by mx.load or by model.load_weights. What are
-#   the weights?
+# Question: a checkpoint has weights in fp8 (F8_E4M3 in safetensors). MLX loads it, by mx.load or by model.load_weights.
+#   What are the weights?
 # Guess: it refuses a dtype that MLX does not have, as it refuses F8_E5M2, F4 and F64; or it converts them.
-# Seen (mlx 0.32.4, CPU): the bytes, as uint8: 1.0 is 56, -1.0 is 184. F8_E8M0, the scales of MX formats, likewise: 1.0 is 127.
-#   load_weights compares names and shapes but no dtypes, and a linear layer multiplies by the bytes without a message. The
-#   outputs have no relation to the right ones. mx.from_fp8 gives the values of E4M3, to who knows that they are fp8.
-# Hurts: checkpoints in fp8, or of which some layers are: a model that loads without an error and writes nonsense, or, where the
+# Seen (mlx 0.32.4, CPU): the bytes, as uint8: 1.0 is 56, -1.0 is 184. F8_E8M0, the scales of MX formats, likewise: 1.0 is
+#   127. load_weights compares names and shapes but no dtypes, and a linear layer multiplies by the bytes without a message.
+#   The outputs have no relation to the right ones. mx.from_fp8 gives the values of E4M3 to those who know that it is fp8.
+# Hurts: checkpoints with layers in fp8: a model that loads without an error and writes nonsense, or, where the
 #   output is normalised, a plausible one.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT

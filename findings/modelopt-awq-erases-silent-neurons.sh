@@ -1,14 +1,15 @@
 #!/bin/sh
 # Question: a ReLU FFN is quantised by NVIDIA's ModelOpt, to 4 bits by AWQ (INT4_AWQ_CFG) or to 8 bits by SmoothQuant
 #   (INT8_SMOOTHQUANT_CFG). Five percent of the neurons were silent in the calibration text. What becomes of them?
-# Guess: they are quantised as without AWQ. Its paper says that it does not overfit the calibration text, unlike GPTQ, and it
-#   only scales inputs, by a factor of theirs; the code sets the factor of inputs that were zero to 1.
-# Seen (nvidia-modelopt 0.47.0, CPU): they are gone; where they fire, all of their part of the output is missing. AWQ scales their
-#   weights by 1/100 and SmoothQuant by 1/10,000, the bounds of the factors, so they are rounded to zero beside the others in
-#   their group or row. Of a token in which they make half of the output, half is lost; without AWQ and SmoothQuant (INT4 by
-#   blocks, INT8), the error is 9% and 1%. On text like that of the calibration, all are equally good. Nothing warns.
-# Hurts: sparse models: what a neuron for code, for another language or for rare names knows, is lost, and perplexity on text
-#   like that of the calibration does not show it.
+# Guess: they are quantised as without AWQ. Its paper says that it does not overfit the calibration text, unlike GPTQ, and
+#   it only scales inputs, by a factor of theirs; the code sets the factor of inputs that were zero to 1.
+# Seen (nvidia-modelopt 0.47.0, CPU): they are gone; where they fire, all of their part of the output is missing. AWQ scales
+#   their weights by 1/100 and SmoothQuant by 1/10,000, the bounds of the factors, so they are rounded to zero beside the
+#   others in their group or row. Of a token in which they make half of the output, half is lost; without AWQ and
+#   SmoothQuant (INT4 by blocks, INT8), the error is 9% and 1%. On text like that of the calibration, all are equally good.
+#   Nothing warns.
+# Hurts: sparse models: what a neuron for code, for another language or for rare names knows, is lost, and perplexity on
+#   text like that of the calibration does not show it.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
@@ -52,7 +53,8 @@ with torch.no_grad():
     hidden = relu(up(other))
     part = torch.where(torch.arange(NEURONS) < SILENT, hidden, 0)
     print(f"silent in the calibration: {int((relu(up(calibration)) == 0).all(0).sum())} of {NEURONS}; they fire with "
-          f"{part.max():.1f}, the largest has {hidden.max():.1f}; their part: {down(part).norm() / down(hidden).norm():.0%}")
+          f"{part.max():.1f}, the largest has {hidden.max():.1f}; "
+          f"their part: {down(part).norm() / down(hidden).norm():.0%}")
     seen = {}
     for name in ("INT4_BLOCKWISE_WEIGHT_ONLY_CFG", "INT4_AWQ_CFG", "INT8_DEFAULT_CFG", "INT8_SMOOTHQUANT_CFG"):
         with contextlib.redirect_stdout(io.StringIO()):

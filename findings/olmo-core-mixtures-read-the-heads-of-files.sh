@@ -1,7 +1,7 @@
 #!/bin/sh
-# Question: an olmo-core mixture takes 400,000 tokens of a file of 1.2 million, and as many of 1,200 small files. Its setting
-#   `seed` is "used when sampling the actual instances to use from each source". Which part of the large file is read, and
-#   is the mixture half and half?
+# Question: an olmo-core mixture takes 400,000 tokens of a file of 1.2 million, and as many of 1,200 small files. Its
+#   setting `seed` is "used when sampling the actual instances to use from each source". Which part of the large file is
+#   read, and is the mixture half and half?
 # Guess: instances from all over the file, others for another seed; and yes, to 2%.
 # Seen (ai2-olmo-core 3.0.0, torch 2.13.0): the first third of the file, in order, for every seed. Documents are drawn with
 #   the seed, but of what is drawn only the number is used: the instances are counted off from the start of each file. And
@@ -75,9 +75,9 @@ if __name__ == "__main__":
             first = read(name, large, small, seed)
             of_large = first[first < FIRST_SMALL]
             seen[name, seed] = len(first), np.mean(first >= FIRST_SMALL), of_large.max()
-            print(f"{files} small files of {tokens} tokens, seed {seed}: {len(first)} instances, {100 * seen[name, seed][1]:.0f}% "
-                  f"of small files; of the large file, tokens {of_large.min():,} to {of_large.max() + LENGTH - 1:,}, "
-                  f"in order {bool((np.diff(of_large) == LENGTH).all())}")
+            print(f"{files} small files of {tokens} tokens, seed {seed}: {len(first)} instances, "
+                  f"{100 * seen[name, seed][1]:.0f}% of small files; of the large file, tokens {of_large.min():,} to "
+                  f"{of_large.max() + LENGTH - 1:,}, in order {bool((np.diff(of_large) == LENGTH).all())}")
     for seed in (0, 1):
         assert abs(seen["1500", seed][1] - 0.5) < 0.02
         assert seen["1500", seed][2] < 0.4 * LARGE, "the whole file is read now"

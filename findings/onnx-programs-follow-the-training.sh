@@ -1,11 +1,11 @@
 #!/bin/sh
-# Question: program = torch.onnx.export(model, ..., dynamo=True) is made at the best step and kept in memory, and the model trains
-#   on. At the end, program.save("best.onnx") is called. Which weights has the file?
+# Question: program = torch.onnx.export(model, ..., dynamo=True) is made at the best step and kept in memory, and the model
+#   trains on. At the end, program.save("best.onnx") is called. Which weights has the file?
 # Guess: those of the best step; an export is a copy, as the older exporter's file was.
-# Seen (torch 2.13.0, onnxscript 0.7.2, onnx 1.23.2, onnxruntime 1.32.0): the last ones. The program refers to the model's tensors
-#   and reads them when it is saved or called. What the exporter computed of the weights, it computed at the export: so a gain
-#   that enters as exp(scale), as Mamba's A_log does, stays at the best step, and the file is a mixture of two steps. Nothing
-#   warns. Saving at once, or exporting copy.deepcopy(model), gives the weights of the export.
+# Seen (torch 2.13.0, onnxscript 0.7.2, onnx 1.23.2, onnxruntime 1.32.0): the last ones. The program refers to the model's
+#   tensors and reads them when it is saved or called. What the exporter computed of the weights, it computed at the export:
+#   so a gain that enters as exp(scale), as Mamba's A_log does, stays at the best step, and the file is a mixture of two
+#   steps. Nothing warns. Saving at once, or exporting copy.deepcopy(model), gives the weights of the export.
 # Hurts: exports in the training loop whose file is written later: the "best" model is the last one, or neither.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu
@@ -13,7 +13,8 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile torch==2.13.0 onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0 numpy==2.4.6
+  "$PYTHON" -m pip install --quiet --no-compile torch==2.13.0 onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0 \
+    numpy==2.4.6
 fi
 "$PYTHON" -W ignore - "$dir" 2>"$dir/log" <<'PY' || { tail -n 20 "$dir/log"; exit 1; }
 import copy

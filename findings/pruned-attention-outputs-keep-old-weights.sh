@@ -1,11 +1,13 @@
 #!/bin/sh
-# Question: the layers of an nn.TransformerEncoder were pruned by torch.nn.utils.prune, trained and saved. A new process builds
-#   and prunes the model in the same way and loads that checkpoint; "All keys matched". Is its output the saved model's?
+# Question: the layers of an nn.TransformerEncoder were pruned by torch.nn.utils.prune, trained and saved. A new process
+#   builds and prunes the model in the same way and loads that checkpoint; "All keys matched". Is its output the saved
+#   model's?
 # Guess: yes; so it is for a pruned nn.Linear.
-# Seen (torch 2.13.0): no, if the attention's out_proj was pruned. A pruned layer computes weight = weight_orig * weight_mask in a
-#   hook of its forward. nn.MultiheadAttention reads out_proj.weight and never calls out_proj, so the hook does not run, and
-#   the weights are those from before the load: of the initialisation. linear1, linear2 and in_proj_weight are right, in the
-#   fast path too. prune.remove gives the loaded weights. Training such a layer raises an error at the second step.
+# Seen (torch 2.13.0): no, if the attention's out_proj was pruned. A pruned layer computes weight = weight_orig *
+#   weight_mask in a hook of its forward. nn.MultiheadAttention reads out_proj.weight and never calls out_proj, so the hook
+#   does not run, and the weights are those from before the load: of the initialisation. linear1, linear2 and in_proj_weight
+#   are right, in the fast path too. prune.remove gives the loaded weights. Training such a layer raises an error at the
+#   second step.
 # Hurts: pruned checkpoints that are loaded for evaluation: random attention outputs, and nothing warns. Any code that reads
 #   layer.weight instead of calling the layer gets the same: fused kernels, tied heads, counts of zeros.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

@@ -7,7 +7,6 @@
 #   With three of eight trials at NaN, all three run to the end. mode="max" is the same.
 # Hurts: searches for the learning rate, where the highest rates diverge: dead runs take the whole budget that ASHA is to
 #   save, and keep their GPUs. Report a large number in place of NaN, or stop the trial in the training function.
-# Packages: the script asks the scheduler what it decides for each result, and starts no cluster.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
@@ -27,7 +26,7 @@ STEPS = 16
 
 
 def run(bad, mode):
-    """The last step of each trial; the trials in `bad` report that value from the second step on."""
+    """The last step of each trial by the scheduler's decisions; those in `bad` report that value from step 2 on."""
     scheduler = ASHAScheduler(grace_period=2, reduction_factor=2, max_t=STEPS)
     sign = 1 if mode == "min" else -1
     scheduler.set_search_properties("loss", mode)

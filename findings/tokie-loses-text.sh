@@ -2,13 +2,13 @@
 # Question: tokie, "100% accurate" by its description, encodes text with tokenizer.json files that Hugging Face's tokenizers
 #   has trained. Are the tokens those of tokenizers? Is the text at least all there?
 # Guess: yes, both; or it refuses a kind that it does not know, as gigatoken does.
-# Seen (tokie 0.1.4, tokenizers 0.23.3): for byte-level BPE without settings, yes. With byte fallback, as in Llama 2, text with
-#   a character outside the vocabulary is lost, with its neighbours: 30 copies of a function of two lines, whose brackets and
-#   line breaks are such characters, become no token at all instead of 451, and "the text, Привет, мир, and so on" becomes
-#   "the text, ,, ,, ,, , and and so onn". add_prefix_space=True is ignored, so that the first word has other tokens.
-#   Nothing is raised. gigatoken 0.10.0 and kitoken 0.11.1 give the tokens of tokenizers in all six cases.
-# Hurts: corpora that are tokenised by tokie for speed: documents get shorter or vanish, and the counts of tokens look like a
-#   better compression. Decode a sample, and compare it with the text.
+# Seen (tokie 0.1.4, tokenizers 0.23.3): for byte-level BPE without settings, yes. With byte fallback, as in Llama 2, text
+#   with a character outside the vocabulary is lost, with its neighbours: 30 copies of a function of two lines, whose
+#   brackets and line breaks are such characters, become no token at all instead of 451, and "the text, Привет, мир, and so
+#   on" becomes "the text, ,, ,, ,, , and and so onn". add_prefix_space=True is ignored, so that the first word has other
+#   tokens. Nothing is raised. gigatoken 0.10.0 and kitoken 0.11.1 give the tokens of tokenizers in all six cases.
+# Hurts: corpora that are tokenised by tokie for speed: documents get shorter or vanish, and the counts of tokens look like
+#   a better compression. Decode a sample, and compare it with the text.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

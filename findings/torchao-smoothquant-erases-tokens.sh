@@ -3,9 +3,10 @@
 #   neurons, were zero in all of the calibration text. What is the output for a token for which one of them fires?
 # Guess: as good as without SmoothQuant, or that neuron's part is less exact: nothing is known of its size.
 # Seen (torchao 0.18.0, CPU): zero, the whole of it. The factor by which an input is divided is sqrt(largest input / largest
-#   weight), and for a silent neuron about 0.001. So when it fires, it is a thousand times as large as the others, and they are
-#   rounded to zero, since int8 has one scale per token; its own weights were rounded to zero already. At alpha=0.25, a quarter
-#   of the output is wrong. int8 without SmoothQuant is right to 1%, and so is SmoothQuant on text like that of the calibration.
+#   weight), and for a silent neuron about 0.001. So when it fires, it is a thousand times as large as the others, and they
+#   are rounded to zero, since int8 has one scale per token; its own weights were rounded to zero already. At alpha=0.25, a
+#   quarter of the output is wrong. int8 without SmoothQuant is right to 1%, and so is SmoothQuant on text like that of the
+#   calibration.
 # Hurts: sparse models, in which many neurons do not fire in a few hundred texts. Tests on similar text show nothing.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu

@@ -2,9 +2,9 @@
 # Question: torchmetrics' BootStrapper(MeanMetric(), sampling_strategy="multinomial") gives the standard error of a mean of
 #   200 scores. Does it depend on the batches in which the scores arrive?
 # Guess: no. The bootstrap resamples the 200 scores.
-# Seen (torchmetrics 1.9.0, torch 2.13.0): it does. Each update is resampled within itself, "to approximate bootstrapping
-#   over the whole dataset", as the documentation says. But it does not: batches of 1 give a standard error of 0, batches of
-#   2 one of 0.021 instead of 0.031. Where batches differ by kind, as with one subject or source in each, the differences
+# Seen (torchmetrics 1.9.0, torch 2.13.0): it does. Each update is resampled within itself. The documentation says that this
+#   is done "to approximate bootstrapping over the whole dataset", but batches of 1 give a standard error of 0, and batches
+#   of 2 one of 0.021 instead of 0.031. Where batches differ by kind, as with one subject or source in each, the differences
 #   between them do not count: 0.006 instead of 0.031 for 20 subjects of 10 scores. There is no warning. The default,
 #   "poisson", which the documentation calls the approximation, is right for batches of any size.
 # Hurts: error bars of evaluations in small or sorted batches. No width at all at batch size 1 is easily seen, a fifth of

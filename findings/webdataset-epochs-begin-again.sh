@@ -2,14 +2,15 @@
 # Question: 1,000 samples lie in ten shards. WebDataset(urls, shardshuffle=100).shuffle(50).with_epoch(300) sets an epoch of
 #   300 samples. How many of the 1,000 does a run of ten epochs see?
 # Guess: all, about three times each. An epoch is a name for 300 samples of a stream that goes on.
-# Seen (webdataset 1.0.2): about 345, most of them ten times, and the others never. Each epoch begins anew at the first shard and is cut
-#   after 300 samples. The shards have the same shuffled order in each epoch, so that it is the same three shards; only
-#   shuffle(50), which looks 50 samples ahead, brings others in. Without shuffle(), it is the same 300 samples ten times.
-#   The same holds for WebLoader(…).with_epoch(300), with which multi-worker training sets its number of steps. There is no
-#   message; the documentation says "Change the epoch to return the given number of samples". resampled=True draws shards
-#   anew with replacement, which goes on.
+# Seen (webdataset 1.0.2): about 345, most of them ten times, and the others never. Each epoch begins anew at the first
+#   shard and is cut after 300 samples. The shards have the same shuffled order in each epoch, so that it is the same three
+#   shards; only shuffle(50), which looks 50 samples ahead, brings others in. Without shuffle(), it is the same 300 samples
+#   ten times. The same holds for WebLoader(…).with_epoch(300), with which multi-worker training sets its number of steps.
+#   There is no message; the documentation says "Change the epoch to return the given number of samples". resampled=True
+#   draws shards anew with replacement, which goes on.
 # Hurts: training with with_epoch(n) for n below the size of the data, as for a checkpoint or an evaluation every n samples:
-#   the model sees the beginning of the data again and again. Use resampled=True, or a n that covers the data.
+#   the model sees the beginning of the data again and again. Use resampled=True, or an n that covers the data.
+# Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
@@ -52,7 +53,8 @@ if __name__ == "__main__":
     }.items():
         counts, size = samples(loader)
         seen[name] = len(counts)
-        print(f"{name}: ten epochs of {size} samples; {len(counts)} different ones, the most frequent {max(counts.values())} times")
+        print(f"{name}: ten epochs of {size} samples; {len(counts)} different ones, "
+              f"the most frequent {max(counts.values())} times")
     assert seen["whole epochs"] == 1000 and seen["resampled=True"] > 800
     assert seen["shardshuffle=100"] == 300 and seen["shardshuffle=100, shuffle(50)"] < 400, "the behaviour has changed"
     assert seen["WebLoader, 2 workers"] < 500, "the behaviour of loaders has changed"

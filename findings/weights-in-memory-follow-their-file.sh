@@ -1,14 +1,14 @@
 #!/bin/sh
-# Question: a model is loaded on the CPU by from_pretrained, or by safetensors' load_file and load_state_dict(assign=True). It
-#   is trained. Then cp, or shutil.copy, puts another checkpoint of the same size over the file. What are the weights of the
-#   model in memory?
+# Question: a model is loaded on the CPU by from_pretrained, or by safetensors' load_file and load_state_dict(assign=True).
+#   It is trained. Then cp, or shutil.copy, puts another checkpoint of the same size over the file. What are the weights of
+#   the model in memory?
 # Guess: the trained ones.
-# Seen (safetensors 0.8.0, transformers 5.23.0, torch 2.13.0, Linux): those of the new file; the training is gone. Tensors of the
-#   same dtype as in the file are a private mapping of it, and a copy empties the file first, which drops the pages of the
-#   mapping, changed ones too. A frozen reference model changes as well. Nothing warns. save_file itself is safe: it renames a
-#   new file over the old; so are os.replace, load_state_dict without assign, and a load that casts.
-# Hurts: who copies "last" over "best" or a newer base over the old while a run, a reference model, a merge or an evaluation on
-#   the CPU has it loaded.
+# Seen (safetensors 0.8.0, transformers 5.23.0, torch 2.13.0, Linux): those of the new file; the training is gone. Tensors
+#   of the same dtype as in the file are a private mapping of it, and a copy empties the file first, which drops the pages
+#   of the mapping, changed ones too. A frozen reference model changes as well. Nothing warns. save_file itself is safe: it
+#   renames a new file over the old; so are os.replace, load_state_dict without assign, and a load that casts.
+# Hurts: whoever copies "last" over "best" or a newer base over the old while a run, a reference model, a merge or an
+#   evaluation on the CPU has it loaded.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
@@ -17,7 +17,8 @@ if [ -z "${PYTHON:-}" ]; then
   PYTHON="$dir/venv/bin/python"
   "$PYTHON" -m pip install --quiet --no-compile torch==2.13.0 safetensors==0.8.0 transformers==5.23.0 numpy==2.4.6
 fi
-CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 "$PYTHON" -W ignore - "$dir" 2>"$dir/log" <<'PY' || { tail -n 20 "$dir/log"; exit 1; }
+export CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1
+"$PYTHON" -W ignore - "$dir" 2>"$dir/log" <<'PY' || { tail -n 20 "$dir/log"; exit 1; }
 import os
 import shutil
 import sys

@@ -103,8 +103,8 @@ def _joined(traces: Sequence[Trace]) -> Trace:
 def held_out_corpora(recipe: Recipe, files: list[str] | None) -> list[Corpus]:
     """The text to measure on: all of the files (globs), or the recipe's corpora if none are given.
 
-    Files have their text where the recipe's own have it (`text_format`).
-    Those of a mixture that have held-out text; a warning names the others.
+    Of a mixture, those with held-out text; a warning names the others. Files have their text where
+    the recipe's own have it (`text_format`).
 
     Raises:
         FileNotFoundError: no such files.

@@ -244,7 +244,7 @@ def _text_or_shares(value: object) -> object:
     """Checks a name or a mixture: for a union type, pydantic would report two errors."""
     if isinstance(value, dict) and value:
         shares = value.values()
-        if all(isinstance(share, int | float) and share > 0 for share in shares):
+        if all(type(share) in (int, float) and share > 0 for share in shares):
             return value
     elif isinstance(value, str):
         return value

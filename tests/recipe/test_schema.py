@@ -221,6 +221,7 @@ def test_a_section_states_what_differs_as_in_a_file():
         ("ffn.activation=gelu", r"key 'ffn.activation': must be 'relu' or 'relu2' or .*'silu'"),
         ("train.steps", r"section.key=value"),
         ("name=a/b", r"key 'name'"),
+        ("data.corpus={a: true}", r"key 'data.corpus': must be text, or the share of each"),
         ("model.huggingface.max_position_embeddings=128", r"length 256 must not exceed .*128"),
         ("model.huggingface.sliding_window=64", r"256 must not exceed .*sliding_window 64"),
         ("model.huggingface.head_dim=7", r"model\.huggingface\.head_dim 7 must be even"),

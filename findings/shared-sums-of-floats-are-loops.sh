@@ -1,13 +1,14 @@
 #!/bin/sh
-# Question: threads add floats to sums in shared memory by atomicAdd. Is that one instruction of an H100 or a B200, as in
-#   global memory?
+# Question: threads add floats, or integers of 64 bits, to sums in shared memory by atomicAdd. Is that one instruction
+#   of an H100 or a B200, as in global memory?
 # Guess: yes. Shared memory is the faster place for atomics, so partial sums of a block belong there.
-# Seen (NVRTC 13.5.37; sm_80, sm_90a, sm_100a, sm_120): no. For float, double, __half2 and __nv_bfloat162, it is a loop of
-#   load, add and compare-and-swap (ATOMS.CAST.SPIN), which each thread repeats until no other was in between. Only
-#   integers have ATOMS.ADD. In global memory, float and double are one RED instruction, sent and forgotten.
+# Seen (NVRTC 13.5.37; sm_80, sm_90a, sm_100a, sm_120): no. For float, double, __half2, __nv_bfloat162 and integers of 64
+#   bits, it is a loop of load, add and compare-and-swap (ATOMS.CAST.SPIN), which each thread repeats until no other was
+#   in between. Only integers of 32 bits have ATOMS.ADD. In global memory, float, double and both integers are one RED
+#   instruction, sent and forgotten.
 # Hurts: histograms with weights, column sums, router statistics and reductions over a block: where many threads add to one
 #   sum, the last of them has to wait for all others. Atomics are not cheaper for being moved to shared memory. Reduce by
-#   shuffles, add integers (fixed point), or give each warp sums of its own.
+#   shuffles, add integers of 32 bits, or give each warp sums of its own.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 python3 -m venv "$dir/venv"
@@ -42,6 +43,7 @@ def instructions(source, architecture, *options):
 CODE = """
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+using uint64 = unsigned long long;
 extern "C" __global__ void add(const TYPE* x, TYPE* out, const int* at) {
 #ifdef SHARED
   __shared__ TYPE sum[256];
@@ -56,7 +58,7 @@ extern "C" __global__ void add(const TYPE* x, TYPE* out, const int* at) {
 }
 """
 for architecture in ("sm_80", "sm_90a", "sm_100a", "sm_120"):
-    for kind in ("int", "float", "double", "__half2", "__nv_bfloat162"):
+    for kind in ("int", "uint64", "float", "double", "__half2", "__nv_bfloat162"):
         names = instructions(CODE, architecture, f"-DTYPE={kind}", "-DSHARED")
         shared = {name for name in names if name.startswith("ATOMS")}
         everywhere = instructions(CODE, architecture, f"-DTYPE={kind}")
@@ -64,6 +66,6 @@ for architecture in ("sm_80", "sm_90a", "sm_100a", "sm_120"):
         print(f"{architecture}, {kind}: shared {', '.join(shared)}; global {'one RED instruction' if one else 'more'}")
         assert shared and (kind == "int") == (shared == {"ATOMS.ADD"}), "the behaviour has changed"
         assert kind == "int" or all("CAS" in name for name in shared), "the behaviour has changed"
-        assert one == (kind in ("int", "float", "double")), "global atomics have changed"
+        assert one == (kind in ("int", "uint64", "float", "double")), "global atomics have changed"
 PY
 "$dir/venv/bin/python" "$dir/check.py" "$dir"

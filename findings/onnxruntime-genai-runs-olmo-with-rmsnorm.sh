@@ -1,11 +1,11 @@
 #!/bin/sh
-# Question: the model builder of onnxruntime-genai, which has a class for OLMo, exports one to ONNX; and a Llama whose RoPE is
-#   scaled linearly, as many long-context fine-tunes are. Are the logits those of transformers?
+# Question: the model builder of onnxruntime-genai, which has a class for OLMo, exports one to ONNX; and a Llama whose RoPE
+#   is scaled linearly, as many long-context fine-tunes are. Are the logits those of transformers?
 # Guess: yes, or the builder refuses an option that it does not know.
 # Seen (onnxruntime-genai 0.18.0, transformers 5.23.0, fp32, CPU, small random models): no. OLMo has LayerNorms without
 #   weights, and the builder writes RMS norms: the worst log-probability of each token is 0.5 nats off. The option clip_qkv
-#   is dropped too, and so is RoPE's factor of type "linear" (0.5 nats). A plain Llama and RoPE of type "llama3" are right to
-#   1e-4. Nothing warns.
+#   is dropped too, and so is RoPE's factor of type "linear" (0.5 nats). A plain Llama and RoPE of type "llama3" are right
+#   to 1e-4. Nothing warns.
 # Hurts: exports of these models for CPUs and devices: text that is fluent at best, and scores that are wrong.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from sparsellm.data.stream import with_eot
 from sparsellm.data.text.blocks import MOST_DOCUMENTS, BlockCache
 from sparsellm.data.text.corpus import Corpus
-from sparsellm.data.text.identity import identity, read_about
+from sparsellm.data.text.identity import identity, read_about, written_since
 from sparsellm.data.text.shards import Shard
 from sparsellm.data.text.token_shards import TokenWriter, named_errors
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
@@ -124,7 +124,9 @@ def is_whole(shard: Shard, path: Path, tokenizer: Tokenizer) -> bool:
         return False
     tokenizer_ids = (about["tokenizer"], about.get("eot_id"))
     same_ids = tokenizer_ids == (tokenizer.identity, tokenizer.eot_id)
-    return same_ids and about["identity"] == identity(shard)
+    # An edit of a large file may change no identity.
+    is_older = written_since(shard, path.with_suffix(".json").stat().st_mtime)
+    return same_ids and about["identity"] == identity(shard) and not is_older
 
 
 def _names_shards(path: Path) -> bool:

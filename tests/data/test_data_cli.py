@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -219,6 +220,20 @@ def test_whole_shards_are_kept_and_changed_ones_made_anew(texts, tmp_path, monke
     changed.write_text(changed.read_text().replace("document", "another_"))
     assert _tokenize(texts, tmp_path) == 0
     assert tokenised == ["00001.bin", "00002.bin"]
+
+
+def test_an_edit_that_changes_no_identity_is_tokenised(tmp_path):
+    file, held_out = tmp_path / "text.txt", tmp_path / "held_out.txt"
+    file.write_text("a" * 400_000)
+    held_out.write_text("c")
+    texts = ([str(file)], [str(held_out)])
+    assert _tokenize(texts, tmp_path / "out") == 0
+    file.write_text("a" * 100_000 + "b" + "a" * 299_999)
+    later = (tmp_path / "out" / "train" / "00000.json").stat().st_mtime + 1
+    os.utime(file, (later, later))
+    assert _tokenize(texts, tmp_path / "out") == 0
+    ids = np.fromfile(tmp_path / "out" / "train" / "00000.bin", np.uint16)
+    assert ids[100_000] == ord("b")
 
 
 def test_of_an_earlier_call_for_other_text_nothing_is_read(texts, tmp_path):

@@ -70,6 +70,12 @@ def identity(shard: Shard) -> str:
     return digest.hexdigest()[:32]
 
 
+def written_since(shard: Shard, time: float) -> bool:
+    """Whether a local file of a shard was written after ``time``, seconds since 1970."""
+    paths = (Path(file) for file in _files([shard]) if "://" not in file)
+    return any(path.stat().st_mtime > time for path in paths)
+
+
 def read_about(path: Path) -> dict[str, Any]:
     """What the ``.bin`` of a tokenised shard was made of: tokenizer, text, blocks.
 

@@ -43,8 +43,12 @@ class Variant(StrictModel):
         pattern=NAME, description="Name of the runs; the values of `each` are appended"
     )
     set: Settings = Field({}, description="Recipe keys, such as sparsity.l1_coefficient: 0")
-    each: dict[str, list[Any]] = Field({}, description="Recipe keys with several values each")
-    seeds: list[NonNegativeInt] | None = Field(None, description="Replaces the sweep's seeds")
+    each: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+        {}, description="Recipe keys with several values each"
+    )
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] | None = Field(
+        None, description="Replaces the sweep's seeds"
+    )
     init_from: str | None = Field(
         None,
         description="Run of this sweep, listed before, such as dense-seed0: these begin with its "

@@ -99,6 +99,8 @@ def test_large_numbers_are_whole_in_the_names_of_runs(sweep_file):
             {"runs": [{"name": "a", "each": {"data.corpus": ["/texts"]}}]},
             "`each` of a makes a run 'a-/texts-seed0', .* one entry of `runs` for each .* `set`",
         ),
+        ({"runs": [{"name": "a", "seeds": []}]}, r"key 'runs\.0\.seeds': must have at least 1"),
+        ({"runs": [{"name": "a", "each": {"seed": []}}]}, r"each\.seed': must have at least 1"),
         ({"recipe": "none"}, "recipe 'none': no such file"),
         ({"runs": [{"name": "a", "init_from": "b-seed0"}]}, "no run 'b-seed0' is listed before it"),
         (

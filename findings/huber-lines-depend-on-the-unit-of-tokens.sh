@@ -9,7 +9,8 @@
 #   change it: the intercept and the scale have gradients so much smaller than the slope's that the minimiser takes the
 #   first line for the best. LinearRegression and QuantileRegressor give the same line in each unit.
 # Hurts: robust trends of loss, of gradient norms or of throughput over tokens, and of scores over parameters: the trend can
-#   have the wrong sign. Scale x to about 1 first, or take its logarithm, and look at intercept_ and scale_.
+#   have the wrong sign. Scale x to about 1 first, or take its logarithm, and look at intercept_ and scale_. A comment in
+#   scikit-learn's issue 27777 reports the same of timestamps.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

@@ -46,7 +46,8 @@ broken[0, 0] = torch.nan
 after = round_trip(broken)
 share = (after[0, 0] / broken[0, 1:].abs().max()).item()
 same = torch.equal(after[0, 1:], restored[0, 1:])
-print(f"NaN becomes {after[0, 0]:.4f}, {share:.3f} of the maximum; NaN left: {after.isnan().sum()}; others the same: {same}")
+print(f"NaN becomes {after[0, 0]:.4f}, {share:.3f} of the maximum; NaN left: {after.isnan().sum()}; "
+      f"others the same: {same}")
 four_bits = functional.dequantize_4bit(*functional.quantize_4bit(broken, blocksize=64, quant_type="nf4"))
 print(f"NF4: {four_bits.isnan().sum()} NaN")
 assert (code == 0).any() and abs(errors[0] / errors[1] - 1) < 0.01 and four_bits.isnan().sum() == 64

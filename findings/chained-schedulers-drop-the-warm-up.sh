@@ -2,8 +2,8 @@
 # Question: ChainedScheduler([warm_up, decay]) of torch combines a linear warm-up, LinearLR(start_factor=0.1,
 #   total_iters=10), with a second schedule. Is there a warm-up?
 # Guess: yes, the two are combined. (It was written down for CosineAnnealingLR, where it is right.)
-# Seen (torch 2.13.0): only with some. With CosineAnnealingLR or ExponentialLR, the rate begins at 0.1 of the base rate. With
-#   LambdaLR (as all schedules of transformers), CosineAnnealingWarmRestarts or OneCycleLR, the warm-up does not exist:
+# Seen (torch 2.13.0): only with some. With CosineAnnealingLR or ExponentialLR, the rate begins at 0.1 of the base rate.
+#   With LambdaLR (as all schedules of transformers), CosineAnnealingWarmRestarts or OneCycleLR, the warm-up does not exist:
 #   these compute the rate from the base rate and overwrite what the schedulers before them set. In the other order,
 #   LambdaLR first, it is worse: LinearLR multiplies the overwritten rate by its growth of that step, so the rate is 1.9
 #   times the base rate in the second step, and too high until the warm-up ends. There is no message.

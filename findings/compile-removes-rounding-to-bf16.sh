@@ -63,7 +63,8 @@ torch.compiler.reset()
 config.emulate_precision_casts = True
 emulated = results(torch.compile)
 for name in eager:
-    print(f"{name}: eager {eager[name]:.6g}, compiled {compiled[name]:.6g}, with emulate_precision_casts {emulated[name]:.6g}")
+    print(f"{name}: eager {eager[name]:.6g}, compiled {compiled[name]:.6g}, "
+          f"with emulate_precision_casts {emulated[name]:.6g}")
 assert eager == emulated
 values = list(compiled.values())
 assert values[1] == eager["largest loss of rounding to e4m3"]

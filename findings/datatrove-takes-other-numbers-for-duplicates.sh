@@ -14,7 +14,8 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 spacy==3.8.18 tokenizers==0.23.3 numpy==2.4.6 xxhash==3.8.2 regex
+  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 spacy==3.8.18 tokenizers==0.23.3 numpy==2.4.6 \
+    xxhash==3.8.2 regex
 fi
 "$PYTHON" - "$dir" 2>"$dir/log" <<'PY' || { cat "$dir/log"; exit 1; }
 import random

@@ -2,9 +2,9 @@
 # Question: a DeepSpeed config has no "gradient_clipping". The optimizer is SGD with a learning rate of 1, and the gradient
 #   has a norm of 64. How far does a step move the weights?
 # Guess: by 64. Clipping is off unless one asks for it, as in torch, accelerate and Lightning.
-# Seen (deepspeed 0.19.8, torch 2.13.0, CPU): by 1. The default is a largest norm of 1.0, at all stages of ZeRO and stage 0, in
-#   fp32 and bf16. get_global_grad_norm() says 64, the norm before clipping, or None at stage 0 in fp32, so that a log does
-#   not show it either. "gradient_clipping": 0.0 turns it off. A comment in its code says so; no message does.
+# Seen (deepspeed 0.19.8, torch 2.13.0, CPU): by 1. The default is a largest norm of 1.0, at all stages of ZeRO and stage 0,
+#   in fp32 and bf16. get_global_grad_norm() says 64, the norm before clipping, or None at stage 0 in fp32, so that a log
+#   does not show it either. "gradient_clipping": 0.0 turns it off. A comment in its code says so; no message does.
 # Hurts: comparisons with the same loop without DeepSpeed, and losses that are sums or not scaled to 1: with SGD, every step
 #   has the same length; with Adam, large gradients early in training and rare batches count for less. Loops that clip by
 #   themselves, to a larger norm, are clipped again.

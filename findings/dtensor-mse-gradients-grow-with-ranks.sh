@@ -46,7 +46,8 @@ for rows in (4, 5):
         gradient = (sharded.grad.full_tensor() / whole.grad)[:, 0].tolist()
         ratios[rows, name] = value, min(gradient), max(gradient)
         if dist.get_rank() == 0:
-            print(f"{rows} rows, {name}: {value:.3f} times the value, {gradient[0]:.2f} to {gradient[-1]:.2f} times the gradient")
+            print(f"{rows} rows, {name}: {value:.3f} times the value, "
+                  f"{gradient[0]:.2f} to {gradient[-1]:.2f} times the gradient")
 
 
 def equal(ratio, expected):

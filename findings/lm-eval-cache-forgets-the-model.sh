@@ -61,7 +61,8 @@ seen = {}
 for cache in (None, str(folder / "cache")):
     seen[cache] = [first_likelihood(seed, cache) for seed in range(4)]
     for seed, (likelihood, accuracy) in enumerate(seen[cache]):
-        print(f"model {seed}, {'with' if cache else 'without'} cache: first log-likelihood {likelihood:.4f}, accuracy {accuracy:.2f}")
+        print(f"model {seed}, {'with' if cache else 'without'} cache: first log-likelihood {likelihood:.4f}, "
+              f"accuracy {accuracy:.2f}")
 alone, cached = seen.values()
 assert len({likelihood for likelihood, _ in alone}) == 4
 assert cached == [alone[0]] * 4, "the behaviour has changed"

@@ -46,7 +46,8 @@ def change(kind):
         alone = model(rows[:1, :40]).logits[0]
         beside = [model(rows[:, :longest]).logits[0, :40] for longest in (60, 100)]
     changes = [((logits - alone).norm() / alone.norm()).item() for logits in beside]
-    print(f"{kind}: logits of 40 tokens change by {changes[0]:.1%} in a batch of length 60, by {changes[1]:.1%} in one of 100")
+    print(f"{kind}: logits of 40 tokens change by {changes[0]:.1%} in a batch of length 60, "
+          f"by {changes[1]:.1%} in one of 100")
     return changes
 
 

@@ -45,7 +45,8 @@ for kind in ("mixtral", "qwen3_moe", "olmoe"):
     excess[kind] = losses[0] - entropy
     print(
         f"{kind}: cross-entropy {entropy:.4f}, eval_loss {losses[0]:.4f}, without router logits {losses[1]:.4f}; "
-        f"coefficient {config.router_aux_loss_coef}, {config.num_experts_per_tok} experts per token, router's loss {output.aux_loss:.3f}"
+        f"coefficient {config.router_aux_loss_coef}, {config.num_experts_per_tok} experts per token, "
+        f"router's loss {output.aux_loss:.3f}"
     )
     assert abs(losses[1] - entropy) < 1e-4
 assert abs(excess["olmoe"] - 0.08) < 0.005 and abs(excess["mixtral"] - 0.002) < 5e-4, "the behaviour has changed"

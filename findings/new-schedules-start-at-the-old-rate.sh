@@ -1,6 +1,6 @@
 #!/bin/sh
-# Question: a first phase trained at 1e-3. For the second, the optimizer's groups get "lr" = 1e-4, and a new LambdaLR (as all
-#   schedules of transformers are) that begins with a factor of 1. At which rate does the second phase begin?
+# Question: a first phase trained at 1e-3. For the second, the optimizer's groups get "lr" = 1e-4, and a new LambdaLR (as
+#   all schedules of transformers are) that begins with a factor of 1. At which rate does the second phase begin?
 # Guess: at 1e-4, the rate of the groups when the schedule is made.
 # Seen (torch 2.13.0): at 1e-3. The first schedule left the entry "initial_lr" in each group, and a new one takes that for
 #   its base rate, if it is there, instead of "lr". CosineAnnealingWarmRestarts does the same. CosineAnnealingLR, LinearLR

@@ -2,11 +2,11 @@
 # Question: a feedforward layer with ReLU runs in OpenVINO on the CPU. A weight of its first matrix is NaN, or an input is.
 #   What is its output?
 # Guess: NaN, as in torch, numpy and onnxruntime, so that a check of the output shows the fault.
-# Seen (openvino 2026.4.1, x86 CPU, fp32): finite numbers. ReLU, maximum(x, 0) and clamp give 0 for NaN, so a neuron with a NaN
-#   weight is as if it was pruned, bit for bit, and a token with a NaN gives zeros. exp(NaN) is infinite. GELU, Swish, sigmoid
-#   and softmax give NaN. Nothing warns.
-# Hurts: exports of ReLU and ReLU^2 models: broken weights or an overflow before the layer change the output without a trace,
-#   scores are a little lower, and tests that look for NaN pass. The zeros count as sparsity.
+# Seen (openvino 2026.4.1, x86 CPU, fp32): finite numbers. ReLU, maximum(x, 0) and clamp give 0 for NaN, so a neuron with a
+#   NaN weight is as if it was pruned, bit for bit, and a token with a NaN gives zeros. exp(NaN) is infinite. GELU, Swish,
+#   sigmoid and softmax give NaN. Nothing warns.
+# Hurts: exports of ReLU and ReLU^2 models: broken weights or an overflow before the layer change the output without a
+#   trace, scores are a little lower, and tests that look for NaN pass. The zeros count as sparsity.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

@@ -53,7 +53,8 @@ def weight_after_100_steps(reload):
 seen = {}
 for reload in (False, True):
     seen[reload] = weight_after_100_steps(reload)
-    print(f"{'saved and loaded after every step' if reload else 'without a stop'}: fp32 copy {seen[reload].item():.4f}, {seen[reload].dtype}")
+    print(f"{'saved and loaded after every step' if reload else 'without a stop'}: "
+          f"fp32 copy {seen[reload].item():.4f}, {seen[reload].dtype}")
 assert seen[False].dtype == torch.float32 and abs(seen[False].item() - 1.01) < 1e-4
 assert seen[True].dtype == torch.bfloat16 and seen[True].item() == 1, "the behaviour has changed"
 PY

@@ -73,7 +73,8 @@ ratios = {}
 for name, (model, trainer, *accepts) in cases.items():
     once, split = (first_step(model, trainer, accumulation, *accepts) for accumulation in (1, 4))
     ratios[name] = split[0] / once[0], split[1] / once[1]
-    print(f"{name}: with 4 micro-batches, the loss is {ratios[name][0]:.2f} times, the gradient {ratios[name][1]:.2f} times")
+    print(f"{name}: with 4 micro-batches, the loss is {ratios[name][0]:.2f} times, "
+          f"the gradient {ratios[name][1]:.2f} times")
 first, *others = cases
 assert all(abs(ratio - 1) < 1e-3 for name in others for ratio in ratios[name])
 assert all(abs(ratio - 4) < 1e-3 for ratio in ratios[first]), "the behaviour has changed"

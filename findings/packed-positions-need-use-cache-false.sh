@@ -37,7 +37,8 @@ for training in (True, False):
             alone = model(ids[:, 8:]).logits
         seen[training, name] = (packed - alone).abs().max().item() < 1e-5
         mode = "train()" if training else "eval()"
-        print(f"{mode}, {name}: the second document's logits are {'' if seen[training, name] else 'not '}those it has alone")
+        print(f"{mode}, {name}: "
+              f"the second document's logits are {'' if seen[training, name] else 'not '}those it has alone")
 for (_, name), isolated in seen.items():
     assert isolated == (name == "use_cache=False"), "the behaviour has changed"
 PY

@@ -29,7 +29,9 @@ def row_after_training(kind, pad_token_id):
     """The norm of the end token's embedding and of the other rows' (their mean), after 5 steps on packed documents."""
     torch.manual_seed(0)
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    config = AutoConfig.for_model(kind, **sizes, **heads, eos_token_id=end, pad_token_id=pad_token_id, tie_word_embeddings=False)
+    config = AutoConfig.for_model(
+        kind, **sizes, **heads, eos_token_id=end, pad_token_id=pad_token_id, tie_word_embeddings=False
+    )
     model = AutoModelForCausalLM.from_config(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(5):

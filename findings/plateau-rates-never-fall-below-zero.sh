@@ -2,9 +2,9 @@
 # Question: ReduceLROnPlateau(mode="max", patience=3) watches a validation log-likelihood, which stays at -2 for 30 epochs.
 #   How often is the learning rate cut?
 # Guess: seven times, as for a metric that stays at +2.
-# Seen (torch 2.13.0): never. By default a metric must be better than the best one by a relative threshold, best * (1 + 1e-4),
-#   and for a negative number that is worse than the best. So every epoch counts as an improvement. A metric that falls
-#   by less than 0.01% per epoch counts as improving too, and the "best" falls with it. mode="min" does the same with
+# Seen (torch 2.13.0): never. By default a metric must be better than the best one by a relative threshold, best * (1 +
+#   1e-4), and for a negative number that is worse than the best. So every epoch counts as an improvement. A metric that
+#   falls by less than 0.01% per epoch counts as improving too, and the "best" falls with it. mode="min" does the same with
 #   losses below zero. The formulas are documented, without a word on negative metrics. threshold_mode="abs" is right.
 # Hurts: schedules by log-likelihoods, negative rewards, ELBOs and losses of densities: the rate never falls, and the run
 #   stays at its plateau, while the same code with the sign turned works. There is no message.

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Question: a run of 100 steps with CosineAnnealingLR(T_max=100) stopped after 50, and is to go on to 200. The new program
 #   makes CosineAnnealingLR(T_max=200) and loads the state of optimizer and scheduler. What does the rate do?
-# Guess: it goes on with the new length, to 0 at step 200, perhaps with a jump at step 50. T_max is a setting of the program;
-#   the state says where the schedule is.
-# Seen (torch 2.13.0): it falls to 0 at step 100, as in the old run, and rises again, to the full rate at step 200. The state
-#   holds all settings of a scheduler, and load_state_dict puts T_max = 100 over the 200 of the program. LinearLR and
-#   PolynomialLR stay at 0 from step 100 on. LambdaLR, whose function is not in the state, has the new length. base_lrs
-#   and eta_min are replaced as well. There is no message.
+# Guess: it goes on with the new length, to 0 at step 200, perhaps with a jump at step 50. T_max is a setting of the
+#   program; the state says where the schedule is.
+# Seen (torch 2.13.0): it falls to 0 at step 100, as in the old run, and rises again, to the full rate at step 200. The
+#   state holds all settings of a scheduler, and load_state_dict puts T_max = 100 over the 200 of the program. LinearLR and
+#   PolynomialLR stay at 0 from step 100 on. LambdaLR, whose function is not in the state, has the new length. base_lrs and
+#   eta_min are replaced as well. There is no message.
 # Hurts: runs that are extended: half of the new steps have no learning rate, or end at the highest one. To
 #   set T_max after the state is loaded helps.
 # Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…

@@ -48,7 +48,10 @@ def loaded(name, save):
 old, new = model(0), model(1)
 seen = [
     loaded("save_pretrained, one file", lambda folder: new.save_pretrained(folder)),
-    loaded("save_torch_state_dict, shards", lambda folder: save_torch_state_dict(new.state_dict(), folder, max_shard_size="200KB")),
+    loaded(
+        "save_torch_state_dict, shards",
+        lambda folder: save_torch_state_dict(new.state_dict(), folder, max_shard_size="200KB"),
+    ),
     loaded("save_pretrained, shards", lambda folder: new.save_pretrained(folder, max_shard_size="200KB")),
     loaded("save_model, shards", lambda folder: Accelerator(cpu=True).save_model(new, folder, max_shard_size="200KB")),
 ]

@@ -61,7 +61,8 @@ for name, evaluation in {
     "evaluation every 200 steps": {"eval_strategy": "steps", "eval_steps": 200},
 }.items():
     seen[name] = saved, left, average = run(name, **evaluation)
-    print(f"{name}: checkpoint 400 has a loss of {saved:.3f}; the model after training {left:.3f}, the average {average:.3f}")
+    print(f"{name}: checkpoint 400 has a loss of {saved:.3f}; the model after training {left:.3f}, "
+          f"the average {average:.3f}")
 averages = [average for _, _, average in seen.values()]
 assert max(averages) - min(averages) < 1e-3
 average = seen["evaluation every 200 steps"][0]

@@ -38,7 +38,11 @@ class Own(Sampler):
 
 
 accelerator = Accelerator(cpu=True)
-samplers = {"np.random.permutation": Own(np.random.permutation), "torch.randperm": Own(torch.randperm), "shuffle=True": None}
+samplers = {
+    "np.random.permutation": Own(np.random.permutation),
+    "torch.randperm": Own(torch.randperm),
+    "shuffle=True": None,
+}
 seen = {}
 for name, sampler in samplers.items():
     for seed, options in {"no seed": None, "one seed": {}, "device_specific": {"device_specific": True}}.items():

@@ -41,7 +41,8 @@ changed = [a - b for a, b in (cosines, logits)]
 print("frequencies:", *(model.model.rotary_emb.inv_freq.dtype for model in (converted, loaded)))
 for start, stop in ((0, 64), (64, 1024), (1024, 4096)):
     difference = changed[1][start:stop].norm() / logits[1][start:stop].norm()
-    print(f"positions {start} to {stop - 1}: cosines differ by up to {changed[0][start:stop].abs().max():.2f}, logits by {difference:.1%}")
+    print(f"positions {start} to {stop - 1}: cosines differ by up to {changed[0][start:stop].abs().max():.2f}, "
+          f"logits by {difference:.1%}")
 loaded.model.rotary_emb.inv_freq = converted.model.rotary_emb.inv_freq
 with torch.no_grad():
     assert torch.equal(loaded(tokens).logits[0].float(), logits[0])  # nothing else differs

@@ -39,7 +39,8 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     metric.update(rounded, targets)
     seen[dtype] = value, true = metric.compute().item(), losses.mean().exp().item()
     over = (losses > 17).sum().item()
-    print(f"{dtype}: perplexity {value:.4f}, exp(cross_entropy) {true:.4f}; {over} losses over 17, at most {losses.max():.1f}")
+    print(f"{dtype}: perplexity {value:.4f}, exp(cross_entropy) {true:.4f}; {over} losses over 17, "
+          f"at most {losses.max():.1f}")
 assert abs(seen[torch.float32][0] / seen[torch.float32][1] - 1) < 1e-3
 assert seen[torch.float16][1] < 5 and math.isinf(seen[torch.float16][0]), "the behaviour has changed"
 PY

@@ -16,7 +16,7 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 trafilatura==2.3.1 orjson==3.13.0 numpy==2.4.6
+  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 trafilatura==2.3.1 lxml-html-clean==0.4.6 orjson==3.13.0 numpy==2.4.6
 fi
 cat > "$dir/extract.py" <<'PY'
 import importlib.metadata

@@ -15,7 +15,8 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile torchmetrics==1.9.0 torch==2.13.0 sacrebleu==2.6.0 regex numpy==2.4.6
+  "$PYTHON" -m pip install --quiet --no-compile torchmetrics==1.9.0 torch==2.13.0 sacrebleu==2.6.0 regex==2026.11.19 \
+    numpy==2.4.6
 fi
 "$PYTHON" -W ignore - <<'PY'
 import importlib.metadata

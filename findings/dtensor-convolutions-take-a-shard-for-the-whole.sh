@@ -5,7 +5,8 @@
 # Seen (torch 2.13.0, gloo, two CPU processes): each rank convolves its own shard, and the output claims to be replicated.
 #   So a sequence of 16 becomes one of 8, which has other numbers on each rank, and full_tensor() does not communicate. Of
 #   partial sums, each rank's output is that of its own part. conv1d and conv2d, any padding. Sharded along the batch it is
-#   right; sharded along the channels it is an error.
+#   right; sharded along the channels it is an error. Pull request 186129 of PyTorch, on sharded channels, names the cause:
+#   a placement for which there is no rule is taken for a replicated one.
 # Hurts: hybrid models under sequence or tensor parallelism, and vision models: ranks compute different models from
 #   there on, in silence where lengths still fit (partial sums). Redistribute to Replicate() before the convolution.
 # Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…

@@ -7,7 +7,7 @@
 #   weight_mask in a hook of its forward. nn.MultiheadAttention reads out_proj.weight and never calls out_proj, so the hook
 #   does not run, and the weights are those from before the load: of the initialisation. linear1, linear2 and in_proj_weight
 #   are right, in the fast path too. prune.remove gives the loaded weights. Training such a layer raises an error at the
-#   second step.
+#   second step. PyTorch's issues 69353 (the error) and 78109 (the hook) are open.
 # Hurts: pruned checkpoints that are loaded for evaluation: random attention outputs, and nothing warns. Any code that reads
 #   layer.weight instead of calling the layer gets the same: fused kernels, tied heads, counts of zeros.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

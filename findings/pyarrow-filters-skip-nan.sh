@@ -6,7 +6,7 @@
 #   leave NaN out, and pyarrow takes them for all values of the group: the maximum is 3, so each row is below 5; no value is
 #   null, so is_null has nothing to find. ~(loss >= 0) and isin([NaN]) find none either. pc.is_nan(loss) and loss != loss
 #   find all 8. Files from pyarrow and from polars behave alike, and so do pq.read_table and a dataset. polars' own reader
-#   finds all of them.
+#   finds all of them. The case of is_null is Arrow issue 34162, open since 2023.
 # Hurts: checks for broken rows in files of losses, scores or embeddings, and filters that are to remove good rows only:
 #   they pass or drop rows with NaN, depending on the statistics of their row group. Use is_nan, or filter after reading.
 set -eu

@@ -6,7 +6,8 @@
 #   update, the collection compares the metrics' states, puts those that are equal into one "compute group", and from then
 #   on updates only one metric of each group. Metrics that differ only in ignore_index or threshold look alike if the first
 #   batch does not tell them apart: F1 with thresholds 0.5 and 0.9 after a batch of confident answers becomes the same
-#   number, 0.49 instead of 0.26. Nothing warns, and the documentation of compute_groups names it a way to save time.
+#   number, 0.49 instead of 0.26. Nothing warns, and the documentation of compute_groups names it a way to save time. Users
+#   met it in torchmetrics' issues 2596 and 2916, which are closed.
 # Hurts: any collection with two settings of one metric, and it depends on the order of the batches: sorted by length, or
 #   packed first, the difference vanishes. Set compute_groups=False.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

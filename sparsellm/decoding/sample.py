@@ -57,10 +57,11 @@ def generate(model: HFModel, *arguments: Any, **options: Any) -> Any:
     generate = type(model).generate
     config = arguments[1] if len(arguments) > 1 else options.get("generation_config")
     # transformers takes what a given configuration leaves open from that of the model.
-    places = (options, vars(config or model.generation_config), vars(model.generation_config))
+    configs = (config or model.generation_config, model.generation_config)
 
     def option(name: str) -> Any:
-        return next((place[name] for place in places if place.get(name) is not None), None)
+        values = (options.get(name), *(getattr(each, name, None) for each in configs))
+        return next((value for value in values if value is not None), None)
 
     other = any(option(name) is not None and option(name) is not False for name in _OTHER_LOOPS)
     other = other or (option("num_beams") or 1) > 1 or option("use_cache") is False

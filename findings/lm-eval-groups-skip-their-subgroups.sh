@@ -2,8 +2,8 @@
 # Question: an lm-eval group has two members: a task, on which a model scores 1.0, and a subgroup of nine tasks, whose score
 #   is 0.0. Both groups set weight_by_size: false, so that each member weighs the same. What is the score of the group?
 # Guess: 0.5, the mean of its two members, whose scores stand below it in the table.
-# Seen (lm_eval 0.4.13): 0.1. A group averages its leaves, all ten tasks, however they are nested; the scores of subgroups do
-#   not enter. With weight_by_size: true it is 0.1, too, if the tasks are of one size. One task of 20 questions in the
+# Seen (lm_eval 0.4.13): 0.1. A group averages its leaves, all ten tasks, however they are nested; the scores of subgroups
+#   do not enter. With weight_by_size: true it is 0.1, too, if the tasks are of one size. One task of 20 questions in the
 #   subgroup in place of nine gives 0.5. There is no message, and the documentation speaks of the group's subtasks.
 # Hurts: suites in categories: a category counts by the number of its tasks, and dividing one into more tasks changes the
 #   total, which cannot be computed from the scores that stand below it. Average the subgroups' scores yourself.
@@ -74,7 +74,7 @@ def score(folder, tasks_of_subgroup, by_size):
     results = lm_eval.simple_evaluate(Yes(), tasks=["whole"], task_manager=manager, bootstrap_iters=0)
     scores = results["results"] | results["groups"]
     seen = tuple(round(scores[name]["acc,none"], 4) for name in ("right", "subgroup", "whole"))
-    print(f"a task {seen[0]}, a subgroup of {tasks_of_subgroup} tasks {seen[1]}, weight_by_size {by_size}: the group {seen[2]}")
+    print(f"a task {seen[0]}, a subgroup of {tasks_of_subgroup} tasks {seen[1]}, weight_by_size {by_size}: group {seen[2]}")
     return seen
 
 

@@ -14,8 +14,8 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile tbparse==0.0.9 tensorboard==2.21.0 torch==2.13.0 pandas==3.1.1 numpy==2.4.6 \
-    setuptools==80.10.2
+  "$PYTHON" -m pip install --quiet --no-compile tbparse==0.0.9 tensorboard==2.21.0 torch==2.13.0 pandas==3.1.1 \
+    numpy==2.4.6 setuptools==80.10.2
 fi
 "$PYTHON" -W ignore - "$dir" <<'PY'
 import logging

@@ -2,11 +2,11 @@
 # Question: a model answers "yes" and "no" where the references are "yes" and "no". What is torchmetrics' chrF++ of these
 #   right answers, and is it sacrebleu's, which its documentation says it follows?
 # Guess: 100, as any score of equal texts; and yes, to rounding.
-# Seen (torchmetrics 1.9.0, sacrebleu 2.6.0): 50; for the answer "a" it is 25, for "Paris" 75. sacrebleu gives 100. chrF is a
-#   mean over n-grams of one to six characters and one or two words, and torchmetrics counts an order for which a text is
-#   too short as 0, where sacrebleu leaves it out. One longer text in the corpus hides it: the orders are those of the whole
-#   corpus, and the scores agree to 0.1 points. Scores of single sentences do not: of 200 sentences of 1 to 14 words with
-#   errors, the mean is 66.0 instead of 68.8.
+# Seen (torchmetrics 1.9.0, sacrebleu 2.6.0): 50; for the answer "a" it is 25, for "Paris" 75. sacrebleu gives 100. chrF
+#   is a mean over n-grams of one to six characters and one or two words, and torchmetrics counts an order for which a
+#   text is too short as 0, where sacrebleu leaves it out. One longer text in the corpus hides it: the orders are those of
+#   the whole corpus, and the scores agree to 0.1 points. Scores of single sentences do not: of 200 sentences of 1 to 14
+#   words with errors, the mean is 66.0 instead of 68.8.
 # Hurts: chrF of short answers, words and names, where a perfect model has 25 to 75, and of sentences
 #   (return_sentence_level_score=True), which decide which examples are looked at or kept. BLEU, TER and WER agree.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

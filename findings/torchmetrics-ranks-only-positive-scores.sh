@@ -7,8 +7,8 @@
 #   RetrievalMAP, RetrievalPrecision and RetrievalRecall take a right answer whose score is not above 0 for a wrong one;
 #   nDCG and hit rate go by the ranks alone. There is no message. The documentation asks for "estimated probabilities of
 #   each document to be relevant"; torchmetrics' pull request 3104 proposed it, since a score of 0 is no prediction.
-# Hurts: rankings by log-likelihoods, logits, cosine similarities or negative distances: a better model can have a lower MRR,
-#   because its scores of right answers are negative. Pass exp(scores) or a softmax.
+# Hurts: rankings by log-likelihoods, logits, cosine similarities or negative distances: a better model can have a lower
+#   MRR, because its scores of right answers are negative. Pass exp(scores) or a softmax.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT

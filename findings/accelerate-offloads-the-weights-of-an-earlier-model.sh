@@ -54,8 +54,9 @@ for name, offload in ways.items():
             offload(model, f"{folder}/{name}{'' if same else number}{same}")
             with torch.no_grad():
                 seen.append(model(x))
-        print(f"{name}, the same folder for both: {same}; the first model is right: {close(seen[0], outputs[0])}, the second: "
-              f"{close(seen[1], outputs[1])}; it is the first: {close(seen[1], outputs[0])}, a mixture: {close(seen[1], mixture)}")
+        print(f"{name}, the same folder for both: {same}; the first model is right: {close(seen[0], outputs[0])}, "
+              f"the second: {close(seen[1], outputs[1])}; it is the first: {close(seen[1], outputs[0])}, "
+              f"a mixture: {close(seen[1], mixture)}")
         assert close(seen[0], outputs[0])
         if not same:
             assert close(seen[1], outputs[1])

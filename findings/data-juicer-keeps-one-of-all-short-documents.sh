@@ -16,7 +16,8 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile py-data-juicer==1.6.1 aiohttp==3.14.5 numpy==2.4.6
+  "$PYTHON" -m pip install --quiet --no-compile py-data-juicer==1.6.1 aiohttp==3.14.5 ray==2.60.0 scipy==1.17.1 \
+    numpy==2.4.6
 fi
 HF_HOME="$dir" "$PYTHON" -W ignore - <<'PY'
 import importlib.metadata

@@ -14,7 +14,7 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 orjson==3.13.0 numpy==2.4.6
+  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 orjson==3.13.0 regex==2026.11.19 numpy==2.4.6
 fi
 "$PYTHON" -W ignore - <<'PY'
 import importlib.metadata

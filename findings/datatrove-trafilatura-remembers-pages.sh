@@ -5,8 +5,9 @@
 # Seen (datatrove 0.10.1, trafilatura 2.3.1): the first three, which are the last three if the pages are read in another
 #   order. datatrove sets trafilatura's deduplicate=True, which trafilatura itself does not, and which keeps the last 4,096
 #   texts of the process: a text that was seen more than twice is dropped from each page after it, if it has over 100
-#   characters or so. A whole page that is read ten times gives its text three times and then nothing; datatrove drops
-#   empty documents. There is no message, and datatrove's documentation calls it "trafilatura's deduplicate option".
+#   characters or so. A whole page that is read ten times gives its text three times and then nothing; datatrove drops empty
+#   documents. There is no message, and datatrove's documentation calls it "trafilatura's deduplicate option". Trafilatura's
+#   issue 778, from work on FineWeb-2, describes it for a page that is read again.
 # Hurts: corpora from Common Crawl: shared passages (licences, definitions, quotations, methods) stay in the first pages of
 #   a task and vanish in the middle of others, and how many depends on the number of tasks, since each process begins anew.
 #   No count of removed duplicates shows it. Set Trafilatura(deduplicate=False), and remove duplicates in steps of their
@@ -16,7 +17,8 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 trafilatura==2.3.1 lxml-html-clean==0.4.6 orjson==3.13.0 numpy==2.4.6
+  "$PYTHON" -m pip install --quiet --no-compile datatrove==0.10.1 trafilatura==2.3.1 lxml-html-clean==0.4.6 \
+    orjson==3.13.0 numpy==2.4.6
 fi
 cat > "$dir/extract.py" <<'PY'
 import importlib.metadata

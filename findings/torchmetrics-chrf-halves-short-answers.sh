@@ -2,11 +2,12 @@
 # Question: a model answers "yes" and "no" where the references are "yes" and "no". What is torchmetrics' chrF++ of these
 #   right answers, and is it sacrebleu's, which its documentation says it follows?
 # Guess: 100, as any score of equal texts; and yes, to rounding.
-# Seen (torchmetrics 1.9.0, sacrebleu 2.6.0): 50; for the answer "a" it is 25, for "Paris" 75. sacrebleu gives 100. chrF
-#   is a mean over n-grams of one to six characters and one or two words, and torchmetrics counts an order for which a
-#   text is too short as 0, where sacrebleu leaves it out. One longer text in the corpus hides it: the orders are those of
-#   the whole corpus, and the scores agree to 0.1 points. Scores of single sentences do not: of 200 sentences of 1 to 14
-#   words with errors, the mean is 66.0 instead of 68.8.
+# Seen (torchmetrics 1.9.0, sacrebleu 2.6.0): 50; for the answer "a" it is 25, for "Paris" 75. sacrebleu gives 100 by
+#   default. chrF is a mean over n-grams of one to six characters and one or two words, and torchmetrics counts an order for
+#   which a text is too short as 0, where sacrebleu leaves it out; so torchmetrics gives what eps_smoothing=True gives in
+#   sacrebleu, as the first program for chrF++ did, and has no option for the other. One longer text in the corpus hides it:
+#   the orders are those of the whole corpus, and the scores agree to 0.1 points. Scores of single sentences do not: of 200
+#   sentences of 1 to 14 words with errors, the mean is 66.0 instead of 68.8.
 # Hurts: chrF of short answers, words and names, where a perfect model has 25 to 75, and of sentences
 #   (return_sentence_level_score=True), which decide which examples are looked at or kept. BLEU, TER and WER agree.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…
@@ -56,6 +57,8 @@ print(f"200 sentences, BLEU: torchmetrics {bleu:.2f}, sacrebleu {sacrebleu.corpu
 assert abs(seen["a sentence"][0] - 100) < 0.01
 for name, score in (("yes, no", 50), ("a", 25), ("Paris", 75)):
     assert abs(seen[name][0] - score) < 1 and abs(seen[name][1] - 100) < 0.01, "the behaviour has changed"
+    smoothed = sacrebleu.corpus_chrf(cases[name][0], [cases[name][1]], word_order=2, eps_smoothing=True).score
+    assert abs(seen[name][0] - smoothed) < 0.01
 _, _, mean, other = seen["200 sentences"]
 assert mean < other - 1, "the scores of sentences agree now"
 PY

@@ -1,14 +1,14 @@
 #!/bin/sh
 # Question: datatrove's FineWebQualityFilter keeps a text of 32 sentences, one to a line. Does it keep the same text with
 #   Windows line ends (\r\n), with a space at the end of each line, or as a dialogue, with each sentence in quotation marks?
-# Guess: yes. Neither changes what the filter measures: lines that end in punctuation, short and repeated lines.
+# Guess: yes. None of them changes what the filter measures: lines that end in punctuation, short and repeated lines.
 # Seen (datatrove 0.10.1): no, it drops all three, as "line_punct_ratio". A line counts as ended by punctuation only if its
-#   very last character is a full stop or the like; \r, a space and a closing quotation mark or bracket are not. Less than 12%
-#   of such lines is enough to drop a document. Lines that end in the number of a footnote, "[3]", count as unfinished, too.
-#   GopherQualityFilter and C4QualityFilter, which strips lines, keep the text with \r\n and with spaces.
-# Hurts: corpora by FineWeb's recipe from other sources than trafilatura, which writes \n: books, mail, forums and files from
-#   Windows are dropped whole by a character that nobody sees, and novels for their dialogues. The statistics name it a lack
-#   of punctuation. Normalise line ends and strip lines first.
+#   very last character is a full stop or the like; \r, a space and a closing quotation mark or bracket are not. Less than
+#   12% of such lines is enough to drop a document. Lines that end in the number of a footnote, "[3]", count as unfinished,
+#   too. GopherQualityFilter and C4QualityFilter, which strips lines, keep the text with \r\n and with spaces.
+# Hurts: corpora by FineWeb's recipe from other sources than trafilatura, which writes \n: books, mail, forums and files
+#   from Windows are dropped whole by a character that nobody sees, and novels for their dialogues. The statistics name it a
+#   lack of punctuation. Normalise line ends and strip lines first.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

@@ -3,8 +3,8 @@
 #   memory, a retrieval without results). What does jax.nn.dot_product_attention return for it?
 # Guess: zeros, as torch's scaled_dot_product_attention does, or NaN.
 # Seen (jax 0.10.2, on a CPU): the mean of all values, those that are masked out too. Masked logits become one large
-#   negative number, so a row that has only these is even. The gradient flows into masked values. key_value_seq_lengths=0
-#   alike; rows past query_seq_lengths are zeros. Rows with one key or more are right.
+#   negative number, so the softmax of a row that has only these is uniform. The gradient flows into masked values.
+#   key_value_seq_lengths=0 does the same; rows past query_seq_lengths are zeros. Rows with one key or more are right.
 # Hurts: cross-attention with empty memories, sparse and window masks, packed rows: such rows read what they must not,
 #   padding or other documents, the result looks plausible, and it changes with the amount of padding.
 set -eu

@@ -9,7 +9,7 @@
 # Hurts: tests of MX kernels against a reference: scales with a mantissa between 1 and 1.5 differ by a factor of 2, so the
 #   elements of these blocks are rounded or cut off at other places. With ml_dtypes, which JAX uses, one block of zeros (of
 #   a pruned or dead neuron) has the scale NaN, and makes the product NaN.
-# Needs g++. Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…
+# Packages: needs g++; torch is a large download. To use an existing Python that has it, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 python3 -m venv "$dir/venv"

@@ -58,14 +58,15 @@ def build_other_tasks(
                 ) from error
             for task in built["tasks"].values():
                 _check_examples(name, task)
-            has_own = name in files and name not in groups
-            names_in_use = own_tasks | ({*suite_names, *tasks} if has_own else set())
+            is_own = name in files and name not in groups
+            names_in_use = {*suite_names, *tasks} if is_own else own_tasks
             if clashes := names_in_use & built["tasks"].keys():
                 raise ValueError(
                     f"--tasks {name}: another task is called {min(clashes)!r}, too, and scores are "
                     "named by tasks: give the one in your file another name (its key `task`)"
                 )
-            own_tasks |= built["tasks"].keys() if has_own else set()
+            if is_own:
+                own_tasks |= built["tasks"].keys()
             tasks |= built["tasks"]
             all_groups |= built.get("groups", {})
     return tasks, all_groups

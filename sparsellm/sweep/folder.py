@@ -113,14 +113,14 @@ def check_texts(plan: SweepPlan, chosen: Sequence[PlannedRun], done: Set[str]) -
         path, now = run.recipe.run_path, present.get(str(run.recipe.data))
         if not now or run.name in trained_now or not (path / METRICS_FILE).is_file():
             continue
-        for session in read_metrics(path, "session")[-1:]:
-            texts = session.get("texts", {})
-            if names := [name for name in now if texts.get(name, now[name]) != now[name]]:
-                raise ValueError(
-                    f"{path} has read other text of corpus {', '.join(names)} than there is now, "
-                    "so its losses cannot be compared: restore the text, or move the run away, or "
-                    "give the sweep another name"
-                )
+        sessions = read_metrics(path, "session")
+        texts = sessions[-1].get("texts", {}) if sessions else {}
+        if names := [name for name in now if texts.get(name, now[name]) != now[name]]:
+            raise ValueError(
+                f"{path} has read other text of corpus {', '.join(names)} than there is now, so "
+                "its losses cannot be compared: restore the text, or move the run away, or give "
+                "the sweep another name"
+            )
 
 
 def _check_source(run: PlannedRun, records: list[dict[str, Any]]) -> None:

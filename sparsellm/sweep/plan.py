@@ -46,8 +46,8 @@ class Variant(StrictModel):
     each: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         {}, description="Recipe keys with several values each"
     )
-    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] | None = Field(
-        None, description="Replaces the sweep's seeds"
+    seeds: list[NonNegativeInt] | None = Field(
+        None, min_length=1, description="Replaces the sweep's seeds"
     )
     init_from: str | None = Field(
         None,
@@ -169,7 +169,7 @@ def _planned(
                 f"{path}: init_from of {variant.name}: no run {source!r} is listed before it; "
                 f"there are {', '.join(before) or 'none'}"
             )
-        seeds = sweep.seeds if variant.seeds is None else variant.seeds
+        seeds = variant.seeds or sweep.seeds
         for (group, values), seed in itertools.product(_settings(variant), seeds):
             name = f"{group}-seed{seed}"
             if not re.match(NAME, name):

@@ -243,8 +243,10 @@ class SparsityConfig(StrictModel):
 def _text_or_shares(value: object) -> object:
     """Checks a name or a mixture: for a union type, pydantic would report two errors."""
     if isinstance(value, dict) and value:
-        shares = value.values()
-        if all(type(share) in (int, float) and share > 0 for share in shares):
+        if all(
+            isinstance(name, str) and type(share) in (int, float) and share > 0
+            for name, share in value.items()
+        ):
             return value
     elif isinstance(value, str):
         return value

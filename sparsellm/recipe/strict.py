@@ -30,9 +30,18 @@ class StrictModel(BaseModel):
     @classmethod
     def _no_switch_for_a_number(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         validated = handler(value)
-        if isinstance(value, bool) and not isinstance(validated, bool):  # pydantic takes true as 1
+        if _has_switch_for_a_number(value, validated):  # pydantic takes true as 1
             raise ValueError("must be a number, not true or false")
         return validated
+
+
+def _has_switch_for_a_number(value: object, validated: object) -> bool:
+    """Whether true or false, also within a list or a mapping, has become something else."""
+    if isinstance(value, dict) and isinstance(validated, dict):
+        value, validated = list(value.values()), list(validated.values())
+    if isinstance(value, list) and isinstance(validated, list | tuple):
+        return any(map(_has_switch_for_a_number, value, validated))
+    return isinstance(value, bool) and not isinstance(validated, bool)
 
 
 def _as_list(value: object) -> object:

@@ -110,21 +110,25 @@ def check_out(
     Raises:
         ValueError: it cannot be written; the message says why.
     """
+    try:
+        why = _obstacle(path, is_folder, begins)
+    except OSError as error:  # of a folder above: its name is too long, it may not be searched
+        why = error.strerror
+    if why:
+        kind = "folder" if is_folder else "file"
+        raise ValueError(f"{path} cannot be written ({why}); name another {kind}: {option}")
+
+
+def _obstacle(path: Path, is_folder: bool, begins: str) -> str | None:
     place = path.absolute() if is_folder else path.absolute().parent
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
-        why = "its name is too long"
-    elif path.is_dir() and not is_folder:
-        why = "it is a folder"
-    elif begins and path.exists() and not _is_replaceable(path, begins):
-        why = "it exists, and this command did not write it"
-    elif not (existing := next(p for p in (place, *place.parents) if p.exists())).is_dir():
-        why = f"{existing} is not a folder"
-    elif reason := _write_obstacle(existing):
-        why = reason
-    else:
-        return
-    kind = "folder" if is_folder else "file"
-    raise ValueError(f"{path} cannot be written ({why}); name another {kind}: {option}")
+        return "its name is too long"
+    if path.is_dir() and not is_folder:
+        return "it is a folder"
+    if begins and path.exists() and not _is_replaceable(path, begins):
+        return "it exists, and this command did not write it"
+    existing = next(p for p in (place, *place.parents) if p.exists())
+    return _write_obstacle(existing) if existing.is_dir() else f"{existing} is not a folder"
 
 
 def _is_replaceable(path: Path, begins: str) -> bool:

@@ -69,6 +69,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         (file, True, "file is not a folder.*name another folder: --out"),
         (file / "deep" / "new", False, "file is not a folder"),
         (folder / ("é" * 124), False, "its name is too long.*name another file: --out"),
+        (folder / ("a" * 256) / "new", True, "File name too long.*name another folder: --out"),
     ):
         with pytest.raises(ValueError, match=f"{path} cannot be written .*{why}"):
             check_out(path, is_folder=is_folder)

@@ -238,6 +238,13 @@ def test_a_mixture_reads_the_standard_library_once(tmp_path):
         load_corpora(DataConfig(corpus=mixture))
 
 
+def test_true_is_no_share_in_a_mixture_of_its_own_file(tmp_path):
+    path = tmp_path / "mix.yaml"
+    path.write_text("source: mixture\ncorpora:\n  sample: true\n")
+    with pytest.raises(ValueError, match=r"mix\.yaml.*: key 'corpora': must be a number, not true"):
+        load_corpora(DataConfig(corpus=str(path)))
+
+
 def test_two_corpora_of_one_name_name_the_remedy(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -340,7 +347,10 @@ def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):
             lambda p: p.write_bytes(_parquet(p).read_bytes()[:-20]),
             r" is damaged, or not in the format",
         ),
-        (lambda p: _parquet(p, column="body"), r"no column 'text'; it has body"),
+        (
+            lambda p: _parquet(p, column="body"),
+            r"no column 'text'; it has body\. Name .*; in files for --data, rename it to 'text'",
+        ),
         (
             lambda p: pq.write_table(pa.table({"text": [1, 2]}), p),
             r"column 'text' holds int64, not text; it has no text \(text\); take it out",

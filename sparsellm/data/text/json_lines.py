@@ -187,7 +187,7 @@ def _why_no_text(document: object, field: str) -> str:
         remedy = _ONE_ARRAY if isinstance(document, list) else _ONE_OBJECT
         return f" is of type {type(document).__name__}, not an object; {remedy}"
     texts = [key for key, value in document.items() if isinstance(value, str) and key != field]
-    named = which_text(texts, list(document), "repair or remove the line")
+    named = which_text(texts, list(document), field, "repair or remove the line")
     if field not in document:
         return f" has no key {field!r}; {named}"
     return f": {field!r} is of type {type(document[field]).__name__}, not text; {named}"

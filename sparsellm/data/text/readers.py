@@ -105,16 +105,17 @@ def read_whole(url: str, compression: str | None) -> bytes:
             raise damaged(url, error) from error
 
 
-def which_text(of_text: Sequence[str], names: Sequence[str], remedy: str) -> str:
+def which_text(of_text: Sequence[str], names: Sequence[str], field: str, remedy: str) -> str:
     """The end of an error message: the columns or keys that hold text, and how to name one.
 
-    Where none holds text: all ``names``, and the ``remedy``.
-    Names are shortened: in a file without a header they are the text of its first line.
+    ``field`` is the one that was looked for. Where none holds text: all ``names``, and the
+    ``remedy``. Names are shortened: in a file without a header they are the text of its first line.
     """
     shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in (of_text or names)[:20]]
     shown += ["…"] if len(of_text or names) > 20 else []
     if of_text:
-        return f"it has {', '.join(shown)}. Name its text with data.text_field"
+        of_data = f"in files for --data, rename it to {field!r}"  # they have no key of their own
+        return f"it has {', '.join(shown)}. Name its text with data.text_field; {of_data}"
     return f"it has no text ({', '.join(shown)}); {remedy}"
 
 
@@ -207,7 +208,7 @@ def _check_text_column(schema: pa.Schema, shard: Shard) -> None:
     field = shard.text_field
     texts = [column.name for column in schema if _holds_text(column.type)]
     other_columns = [name for name in texts if name != field]
-    rest = which_text(other_columns, schema.names, "take it out of the corpus")
+    rest = which_text(other_columns, schema.names, field, "take it out of the corpus")
     if (count := schema.names.count(field)) != 1:
         has = f"{count} columns" if count else "no column"
         raise ValueError(f"{shard.url}: {has} {field!r}; {rest}")

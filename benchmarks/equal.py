@@ -35,6 +35,7 @@ GPUS = ("H200", "H100")
 _NOT_MEASURED = "not measured"
 _BY_MUON = "by Muon"
 SAME_TIME = 0.08  # times that differ by at most this are taken to be equal
+LONGER = 0.1  # by at most so much longer a dense FFN may take if it still ends higher
 # By so many nats a setting with fewer seeds must be lower than one with more to be the better one.
 SEED_NOISE = 0.01
 _OPTIMIZERS = {"muon": "Muon", "adamw": "AdamW"}
@@ -298,39 +299,59 @@ def gate_rates(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
 def headline(lines: Sequence[Line], shape: Shape, target_nnz: float) -> list[str]:
     """Of the longest runs on H200 that train a sparse FFN with one λ for all layers.
 
-    They are of the first of the shape's sweeps that has such runs: it has the newest code.
+    They are of the first of the shape's sweeps that has such runs: it has the newest code. Times
+    are compared within this sweep, losses after equal tokens over all of the shape's sweeps.
 
     Returns:
-        Their tokens; how many times as fast as dense SiLU per token they are, from step 0; their
-        loss less that of each of `_rivals`, with the seconds of both; and less that of dense SiLU
-        after equal tokens.
+        Their tokens; `time_ratio`, from step 0; their loss less that of each of `_rivals`, with the
+        seconds of both; and the loss of this kind less that of dense SiLU after equal tokens, each
+        at its best.
 
     Raises:
         ValueError: there are no such runs.
     """
-    every = settings(lines, shape, GPUS[:1])
     kind = DENSE_SILU._replace(target_nnz=target_nnz, activation=_ACTIVATION_NAMES.index("relu"))
-    sparse = _longest(lines, shape, kind)
-    alike = [s for s in every if s.kind == DENSE_SILU]
-    dense = best([s for s in alike if s.tokens == sparse.tokens] or alike)
-    rivals = _rivals(sparse, every)
-    if rivals[0] is None:
+    sparse, of_sweep = _longest(lines, shape, kind)
+    rivals = _rivals(sparse, of_sweep)
+    ratio = time_ratio(sparse, of_sweep)
+    if rivals[0] is None or ratio is None:
         raise ValueError(f"{shape.title}: no dense run is recorded that took about as long")
-    per_token = [fmean(setting.seconds()) / setting.tokens for setting in (dense, sparse)]
+    as_long = [s for s in settings(lines, shape, GPUS[:1]) if s.tokens == sparse.tokens]
+    dense = [s for s in as_long if s.kind == DENSE_SILU]
+    of_kind = best([s for s in as_long if s.kind == kind])
     return [
         f"{sparse.tokens / 1e6:.0f}M",
-        f"{per_token[0] / per_token[1]:.2f}×",
+        f"{ratio:.2f}×",
         *(_in_time(sparse, rival) for rival in rivals),
-        _difference(sparse, dense) if dense.tokens == sparse.tokens else _NOT_MEASURED,
+        _difference(of_kind, best(dense)) if dense else _NOT_MEASURED,
     ]
 
 
-def _longest(lines: Sequence[Line], shape: Shape, kind: Kind) -> Setting:
-    for every in settings_by_sweep(lines, shape, GPUS[:1]):
-        alike = [setting for setting in every if setting.kind == kind]
+def time_ratio(setting: Setting, of_sweep: Sequence[Setting]) -> float | None:
+    """Seconds per token of dense SiLU over those of this setting.
+
+    Dense SiLU is the rival in equal time or, if there is none, the best after as many tokens. None:
+    the sweep has neither.
+    """
+    dense = [other for other in of_sweep if other.kind == DENSE_SILU]
+    rival, _ = _rivals(setting, dense)
+    as_long = [other for other in dense if other.tokens == setting.tokens]
+    if rival is None and not as_long:
+        return None
+    return _seconds_per_token(rival or best(as_long)) / _seconds_per_token(setting)
+
+
+def _seconds_per_token(setting: Setting) -> float:
+    return fmean(setting.seconds()) / setting.tokens
+
+
+def _longest(lines: Sequence[Line], shape: Shape, kind: Kind) -> tuple[Setting, list[Setting]]:
+    """The best setting of this kind with the most tokens, and all settings of its sweep."""
+    for of_sweep in settings_by_sweep(lines, shape, GPUS[:1]):
+        alike = [setting for setting in of_sweep if setting.kind == kind]
         if alike:
             most = max(setting.tokens for setting in alike)
-            return best([setting for setting in alike if setting.tokens == most])
+            return best([setting for setting in alike if setting.tokens == most]), of_sweep
     raise ValueError(f"{shape.title}: no sparse run on an {GPUS[0]} is recorded")
 
 
@@ -347,15 +368,16 @@ def _rivals(setting: Setting, every: Sequence[Setting]) -> tuple[Setting | None,
     Returns:
         One with the recipe's number of neurons or more, and one with fewer; None: there is none.
     """
-    seconds = fmean(setting.seconds())
-    alike = [
-        other
-        for other in every
-        if other.kind.is_dense and abs(fmean(other.seconds()) / seconds - 1) <= SAME_TIME
-    ]
+    alike = [other for other in every if other.kind.is_dense and _is_rival(other, setting)]
     alike.sort(key=Setting.loss)
     wide = next((other for other in alike if other.kind.narrowing <= 1), None)
     return wide, next((other for other in alike if other.kind.narrowing > 1), None)
+
+
+def _is_rival(dense: Setting, setting: Setting) -> bool:
+    """Whether it took about as long, or longer and ended higher all the same."""
+    longer = fmean(dense.seconds()) / fmean(setting.seconds()) - 1
+    return abs(longer) <= SAME_TIME or (0 < longer <= LONGER and dense.loss() > setting.loss())
 
 
 def _checked(rows: list[list[str]]) -> list[list[str]]:

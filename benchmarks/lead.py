@@ -28,7 +28,18 @@ from typing import NamedTuple
 import numpy as np
 
 import results
-from equal import DENSE_SILU, GPUS, SHAPES, Kind, Setting, Shape, best, settings, settings_by_sweep
+from equal import (
+    DENSE_SILU,
+    GPUS,
+    SHAPES,
+    Kind,
+    Setting,
+    Shape,
+    best,
+    settings,
+    settings_by_sweep,
+    time_ratio,
+)
 from results import Line
 from sparsellm.recipe import load_recipe
 
@@ -110,13 +121,17 @@ def expected(lines: Sequence[Line]) -> list[list[str]]:
         recipe = load_recipe(recipe_name)
         budgets = [recipe.train.steps * recipe.train.global_batch_tokens, 10**9]
         for kind in sorted({s.kind for text in by_text for s in text if s.kind.target_nnz}):
-            runs = [[s for s in text if s.kind in (DENSE_SILU, kind)] for text in by_text]
+            runs = [
+                [s for s in text if s.kind == DENSE_SILU or (s.kind == kind and len(s.ends) > 1)]
+                for text in by_text
+            ]
             every = [fit(_observations(runs), exponent) for exponent in EXPONENTS]
             fits = [of for of in every if of is not None]
-            ratio = time_ratio(lines, shapes, kind)
-            longest = max((s for text in runs for s in text if s.kind == kind), key=_tokens)
-            if ratio is None or not fits or len(longest.ends) == 1:
+            ratio = longest_ratio(lines, shapes, kind)
+            sparse = [setting for text in runs for setting in text if setting.kind == kind]
+            if ratio is None or not fits or not sparse:
                 continue
+            longest = max(sparse, key=_tokens)
             # At equal time with the longest sparse run, which a measured difference may confirm.
             for tokens in sorted({*budgets, round(longest.tokens / ratio)}):
                 title = [shapes[0].title, longest.title, f"{tokens / 1e6:,.0f}M", f"{ratio:.2f}"]
@@ -141,26 +156,15 @@ def _observations(runs: Sequence[Sequence[Setting]]) -> list[Observation]:
     ]
 
 
-def time_ratio(lines: Sequence[Line], shapes: Sequence[Shape], kind: Kind) -> float | None:
-    """Seconds per token of dense SiLU over those of this kind, in the longest runs of one sweep.
-
-    Of runs with as many tokens, if there are. None: no sweep has both on one model of GPU.
-    """
-    ratios = []
-    for shape, gpu in product(shapes, GPUS):
-        for of_sweep in settings_by_sweep(lines, shape, (gpu,)):
-            dense, sparse = (
-                {
-                    s.tokens: fmean(s.seconds()) / s.tokens
-                    for s in _best_of_each(of_sweep)
-                    if s.kind == k
-                }
-                for k in (DENSE_SILU, kind)
-            )
-            if dense and sparse:
-                both = dense.keys() & sparse.keys()
-                lengths = [max(both or side) for side in (dense, sparse)]
-                ratios.append((lengths[1], dense[lengths[0]] / sparse[lengths[1]]))
+def longest_ratio(lines: Sequence[Line], shapes: Sequence[Shape], kind: Kind) -> float | None:
+    """`time_ratio` of the longest runs of this kind; None: no sweep has dense runs beside them."""
+    ratios = [
+        (setting.tokens, ratio)
+        for shape, gpu in product(shapes, GPUS)
+        for of_sweep in settings_by_sweep(lines, shape, (gpu,))
+        for setting in _best_of_each(of_sweep)
+        if setting.kind == kind and (ratio := time_ratio(setting, of_sweep)) is not None
+    ]
     return max(ratios, key=itemgetter(0), default=(0, None))[1]
 
 

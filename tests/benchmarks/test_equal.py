@@ -35,6 +35,7 @@ DENSE = [
     *ended("dense-silu-0.000125-seed0", 4.00, 149.0, **SIXTEENTH),
     *ended("dense-silu-0.000125-seed1", 4.02, 150.0, **SIXTEENTH),
 ]
+NARROW = ended("dense-silu-narrow-2816-seed0", 4.07, 100.0, **SIXTEENTH)
 SPARSE = [
     *ended("target60-0.00025-seed0", 4.04, 100.0, **EIGHTH),
     *ended("target60-0.00025-seed1", 4.10, 101.0, **EIGHTH),
@@ -163,6 +164,14 @@ def test_equal_time_is_against_the_lowest_dense_run_that_took_about_as_long():
                          "+0.030 (+0.7%)"]  # fmt: skip
 
 
+def test_a_dense_run_may_take_longer_if_it_still_ends_higher():
+    """Its advantage of time then only makes the comparison harder for the sparse FFN."""
+    sparse = ended("target60-0.00025-seed0", 4.04, 100.0, **EIGHTH)
+    for loss, seconds, counts in ((4.10, 109.5, True), (4.00, 109.5, False), (4.10, 111.0, False)):
+        dense = ended("dense-silu-muon-gates-seed0", loss, seconds)
+        assert len(equal.equal_time([*sparse, *NARROW, *dense])) == 1 + counts
+
+
 def test_the_headline_is_of_the_longest_sparse_runs():
     [shape] = [shape for shape in equal.SHAPES if "fair-0.5b" in shape.sweeps]
     longer = [
@@ -182,7 +191,14 @@ def test_the_headline_is_of_the_longest_sparse_runs():
     run = "wide1-target60-longer-muon-gates-fp8-0.002-seed0"
     older = ended(run, 3.5, 140.0, sweep="frontier-0.5b", **EIGHTH)
     assert equal.headline([*as_long, *SPARSE, *older], shape, 60)[0] == "26M"
-    assert equal.headline([*DENSE, *older], shape, 60)[0] == "33M"
+    before = ended("dense-silu-muon-fp8-0.002-seed0", 4.0, 145.0, sweep="frontier-0.5b")
+    assert equal.headline([*DENSE, *older, *before], shape, 60)[0] == "33M"
+    with pytest.raises(ValueError, match="no dense run is recorded that took about as long"):
+        equal.headline([*DENSE, *older], shape, 60)  # times of two sweeps are of two codes
+    slower = ended("dense-silu-muon-fp8-0.002-seed1", 4.04, 130.0, sweep="frontier-0.5b")
+    assert equal.headline([*as_long, *SPARSE, *slower], shape, 60)[1:3] == [
+        "1.04×", "−0.060 (−1.5%) in 100 s (dense: 105 s)"
+    ]  # fmt: skip
 
 
 def test_times_are_not_compared_across_gpus_and_tables_without_rows_are_errors():

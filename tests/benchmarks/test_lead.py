@@ -96,7 +96,7 @@ def test_a_table_row_has_the_lead_of_recorded_runs():
             line["value"] *= 2
     shapes = [shape for shape in lead.SHAPES if shape.recipe == "0.5b"]
     per_layer = lead.DENSE_SILU._replace(target_nnz=60.0, per_layer=True, activation=1)
-    assert lead.time_ratio(alone, shapes, per_layer) == pytest.approx(1.6)
+    assert lead.longest_ratio(alone, shapes, per_layer) == pytest.approx(1.6)
     without_seeds = [line for line in lines if line["case"]["seed"] == 0]
     for few in (lines[:12], without_seeds):
         with pytest.raises(ValueError, match="no shape has dense and sparse runs"):

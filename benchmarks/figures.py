@@ -53,14 +53,11 @@ _SAME_TIME = (
     _Curve("2B, sparse", "fair-2b", "target60-longer-0.0003-*", 1, (18, 14)),
     _Curve("2B, half as wide", "fair-2b", "dense-silu-narrow-same-time-*", 3, (0, -14)),
 )  # fmt: skip
-_HALF_LONG = "frontier-0.5b-long"
 _LONG = (
-    _Curve("dense SiLU", _HALF_LONG, "dense-silu-0.002-*", 0, (10, -14)),
-    _Curve("gates by AdamW", "fair-long", "dense-silu-0.000125-*", 4, (0, 26)),
-    _Curve("dense, half as wide", "fair-long", "dense-silu-narrow-2816-*", 3, (-80, -9)),
-    _Curve("81M tokens", _HALF_LONG, "dense-silu-shorter-0.002-*", 0, (0, 34)),
-    _Curve("sparse, 150 active", _HALF_LONG, "wide1-target150-gates-0.00025-*", 2, (-10, -44)),
-    _Curve("sparse, 60 active", _HALF_LONG, "wide1-target60-gates-0.00025-*", 1, (-40, -24)),
+    _Curve("dense SiLU, 111M", "frontier-0.5b-long", "dense-silu-0.002-*", 0, (-8, -14)),
+    _Curve("dense SiLU, 90M", "fair-long", "dense-silu-muon-gates-shorter-1380-*", 0, (30, 24)),
+    _Curve("dense, half as wide", "fair-long", "dense-silu-narrow-2816-*", 3, (-20, -38)),
+    _Curve("sparse, 60 active", "fair-long", "target60-0.00025-*", 1, (-92, -8)),
 )
 
 
@@ -192,8 +189,8 @@ FIGURES: dict[str, tuple[str, str, Callable[[Sequence[Line]], Figure]]] = {
         _same_time,
     ),
     "frontier-long": (
-        "Validation loss against GPU time at the shape of 0.5b over 111M tokens",
-        "Muon, mean of two seeds; NVIDIA H200",
+        "Validation loss against GPU time at the shape of 0.5b over 111M and 90M tokens",
+        "Muon; NVIDIA H200; one seed (dense, 111M: two, with older code)",
         _long,
     ),
     "quality_and_speed": (

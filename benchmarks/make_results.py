@@ -61,20 +61,28 @@ def _percent(values: Iterable[float]) -> str:
 
 # --- whole trainings ------------------------------------------------------------------------------
 
-_HALF, _SMALL = "frontier-0.5b-long", "frontier-long"
+_HALF, _SMALL, _NARROW = "frontier-0.5b-long", "frontier-long", "fair-small-long"
 # Model, FFN, sweep, run, and the GPU if it is no H200; all in FP8.
 _LONG: tuple[tuple[str, ...], ...] = (
     ("0.5B", "dense SiLU, all matrices by Muon", _HALF, "dense-silu-0.002-seed*"),
     ("0.5B", "dense SiLU, gates by AdamW at 1/16", "fair-long", "dense-silu-0.000125-seed*"),
+    ("0.5B", "the same at 1/8, newer code", "fair-long", "dense-silu-0.00025-seed*"),
+    ("0.5B", "dense SiLU, 2,816 neurons, newer code", "fair-long", "dense-silu-narrow-2816-seed*"),
     ("0.5B", "dense SiLU, all by Muon, 81.3M tokens", _HALF, "dense-silu-shorter-0.002-seed*"),
+    ("0.5B", "the same, 90.4M tokens, newer code", "fair-long", "dense-silu-muon-gates-shorter-*"),
     ("0.5B", "dense ReLU, all by Muon", _HALF, "dense-relu-0.002-seed*"),
     ("0.5B", "sparse, target 300", _HALF, "wide1-target300-gates-0.00025-seed*"),
     ("0.5B", "sparse, target 150", _HALF, "wide1-target150-gates-0.00025-seed*"),
     ("0.5B", "sparse, target 60", _HALF, "wide1-target60-gates-0.00025-seed*"),
+    ("0.5B", "the same, newer code", "fair-long", "target60-0.00025-seed*"),
     ("0.5B", "sparse, 4 times as wide, target 150", _HALF, "wide4-gates-0.00025-150-seed*"),
     ("`small`", "dense SiLU, all by Muon", _SMALL, "dense-silu-muon-fp8-seed*"),
     ("`small`", "dense SiLU, all by Muon, 91.8M tokens", _SMALL, "dense-silu-shorter-muon-*"),
+    ("`small`", "dense SiLU, 1,408 neurons, newer code", _NARROW, "dense-silu-narrow-1408-seed*"),
+    ("`small`", "the same, 301M tokens", _NARROW, "dense-silu-narrow-301M-1408-seed*"),
     ("`small`", "sparse, target 60", _SMALL, "wide1-target60-muon-gates-fp8-seed*"),
+    ("`small`", "the same, gates at an eighth, newer code", _NARROW, "target60-0.0005-seed*"),
+    ("`small`", "the same, 301M tokens", _NARROW, "target60-301M-0.0005-seed*"),
     ("`small`", "AdamW: dense SiLU", _SMALL, "dense-silu-fp8-seed*", "H100"),
     ("`small`", "AdamW: sparse, 4 times as wide, target 60", _SMALL, "wide4-target60-*", "H100"),
     ("`small`", "AdamW: sparse, 4 times as wide, target 150", _SMALL, "wide4-target150-*"),

@@ -6,7 +6,8 @@
 # Seen (mlx-lm 0.32.2, mlx 0.32.4, CPU, small random models): not for models with sliding windows (Gemma 3, gpt-oss,
 #   Cohere 2). Their caches are rings, which count as ones that can go back as long as the window is not full; this is
 #   checked once, at the start. Once the text is longer than the window, rejected tokens stay in the ring in place of true
-#   ones, and the text is another one. Up to there, and with models without windows, all tokens agree. Nothing warns. (mlx-lm issue 1423)
+#   ones, and the text is another one. Up to there, and with models without windows, all tokens agree. Nothing warns.
+#   (mlx-lm issue 1423.)
 # Hurts: speed-ups by drafts for such models: from the 128th to the 4,096th token on, depending on the model's window, the
 #   answers are not the model's, and benchmarks of short answers do not show it.
 # To use an existing Python that has the packages, set PYTHON=…

@@ -89,6 +89,10 @@ def test_a_table_row_has_the_lead_of_recorded_runs():
     assert float(lowest) < right < float(highest)
     assert float(middle) == pytest.approx(right, abs=0.02)
     assert [row[2] for row in rows] == ["188M", "1,000M", "10,486M"]
+    # A sparse run without a second seed does not count.
+    of_one = "target60-per-layer-301M-0.000125-seed1"
+    rows = lead.expected([line for line in lines if line["case"]["run"] != of_one])
+    assert [row[2] for row in rows] == ["70M", "1,000M", "10,486M"]
     # A longer sparse run, on several GPUs, does not count beside dense runs of other lengths.
     alone = [line for line in lines if "dense-silu-muon-gates-301M" not in line["case"]["run"]]
     for line in alone:

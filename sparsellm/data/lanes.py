@@ -47,7 +47,7 @@ class StreamConfig:
     context_length: int
     seed: int
     num_lanes: int = NUM_LANES
-    fixed_groups: tuple[int | None, ...] = ()  # groups per corpus, if a saved position has them
+    fixed_groups: tuple[int, ...] = ()  # of each corpus; none: chosen by its files' sizes
     spread_small_blocks: bool = True  # as in `LaneConfig`
 
     def lane(self, corpus: int, lane: int) -> LaneConfig:

@@ -28,7 +28,7 @@ from sparsellm.data.lanes import (
     make,
 )
 from sparsellm.data.position import FORMAT, compare, saved_groups
-from sparsellm.data.stream import Cursor
+from sparsellm.data.stream import Cursor, choose_num_groups
 from sparsellm.data.text.corpus import Corpus
 from sparsellm.data.text.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer, Tokens
@@ -81,7 +81,9 @@ class TokenLoader:
         self._micro_batch_size = micro_batch_size
         self._rank, self._world_size, self._num_workers = rank, world_size, num_workers
         num_lanes = choose_num_lanes(corpora, warns=rank == 0)
-        self._config = StreamConfig(corpora, context_length, seed, num_lanes)
+        # Once, since workers and later sessions must have the same groups.
+        groups = tuple(choose_num_groups(corpus.train, num_lanes) for corpus in corpora)
+        self._config = StreamConfig(corpora, context_length, seed, num_lanes, groups)
         self._picks = Picks(corpora, seed)
         # Of the last micro-batch: sequences of each corpus, and how often their text had been read.
         self.texts_2C = np.zeros((2, len(corpora)), np.int64)
@@ -226,10 +228,10 @@ class TokenLoader:
         }
         tokens = dict.fromkeys(names, 0) | state["tokens"]
         self.position = Bookmark(state["number"], lanes, tokens)
+        config = replace(self._config, num_lanes=state["num_lanes"], fixed_groups=())
         self._config = replace(
-            self._config,
-            num_lanes=state["num_lanes"],
-            fixed_groups=saved_groups(state, self._config),
+            config,
+            fixed_groups=saved_groups(state, config),
             # Otherwise the rest of the epoch would repeat some documents and leave out others.
             spread_small_blocks=state.get("spread_small_blocks", False),
         )

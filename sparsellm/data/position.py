@@ -13,9 +13,9 @@ class DataStateMismatch(ValueError):
     """A saved position belongs to other data, or is of another format."""
 
 
-def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int | None, ...]:
-    """The groups of lanes that a saved position was made with; None for a corpus that is new."""
-    return tuple(state["groups"].get(corpus.name) for corpus in config.corpora)
+def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int, ...]:
+    """The groups of lanes that a saved position was made with; the present ones of a new corpus."""
+    return tuple(state["groups"].get(name, groups) for name, groups in config.groups.items())
 
 
 def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsellm.data.text.blocks import MOST_DOCUMENTS, BlockCache, Rows, texts_in_order
+from sparsellm.data.text.identity import text_bytes
 from sparsellm.data.text.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
@@ -27,6 +28,8 @@ MOST_CHARACTERS = 2**21
 # With fewer shards (blocks) than this many per lane, several lanes divide them inside: whole ones
 # would be shared out too unevenly.
 MIN_UNITS_PER_LANE = 4
+# Standard deviation of the text of a group of lanes that share shards, relative to the mean.
+MOST_UNEVEN = 1 / 8
 NO_TOKEN = -1
 
 
@@ -55,16 +58,22 @@ class LaneConfig:
     @property
     def groups(self) -> int:
         """Lane i is in group i % groups, and a shard is one group's."""
-        return self.num_groups or choose_num_groups(len(self.shards), self.num_lanes)
+        return self.num_groups or choose_num_groups(self.shards, self.num_lanes)
 
 
-def choose_num_groups(num_shards: int, num_lanes: int) -> int:
-    """The most groups of lanes that get `MIN_UNITS_PER_LANE` shards each, or one.
+def choose_num_groups(shards: tuple[Shard, ...], num_lanes: int) -> int:
+    """The most groups of lanes that get `MIN_UNITS_PER_LANE` shards and about as much text each, or
+    one.
 
     Whoever reads a lane decompresses its group's shards: the more groups, the less is read twice.
+    The fewer shards a group has, and the more these differ in size, the more its text differs from
+    that of other groups, whose lanes then repeat theirs before it is read.
     """
-    divisors = (n for n in range(1, num_lanes + 1) if num_lanes % n == 0)
-    return max(n for n in divisors if n == 1 or num_shards >= MIN_UNITS_PER_LANE * n)
+    sizes = [size for shard in shards if (size := text_bytes(shard)) is not None]
+    all_known = len(sizes) == len(shards) and any(sizes)
+    variance = float(np.var(sizes) / np.mean(sizes) ** 2) if all_known else 0.0
+    most = len(shards) / max(MIN_UNITS_PER_LANE, variance / MOST_UNEVEN**2)
+    return max(n for n in range(1, num_lanes + 1) if num_lanes % n == 0 and n <= max(most, 1))
 
 
 class Document(NamedTuple):

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from sparsellm.data.stream import with_eot
 from sparsellm.data.text.blocks import MOST_DOCUMENTS, BlockCache
 from sparsellm.data.text.corpus import Corpus
-from sparsellm.data.text.identity import identity, read_about, written_since
+from sparsellm.data.text.identity import identity, read_about, text_bytes, written_since
 from sparsellm.data.text.shards import Shard
 from sparsellm.data.text.token_shards import TokenWriter, named_errors
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
@@ -109,6 +109,7 @@ def tokenize_shard(tokenizer: str, shard: Shard, path: Path) -> int:
             "eot_id": encoder.eot_id,
             "text": shard.url,
             "identity": identity(shard),
+            "text_bytes": text_bytes(shard),
             "stream": blocks.num_blocks(shard) is None,
             "block_sizes": block_sizes,
         }

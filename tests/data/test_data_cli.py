@@ -23,6 +23,7 @@ from sparsellm.cli import main
 from sparsellm.data import tokenize_corpus as tokenize_module
 from sparsellm.data.held_out import read_in_order, validation_batches
 from sparsellm.data.position import DataStateMismatch, merge
+from sparsellm.data.stream import choose_num_groups
 from sparsellm.data.text.corpus import load_corpora
 from sparsellm.data.text.identity import fingerprint
 from sparsellm.data.text.token_shards import read_index
@@ -96,6 +97,19 @@ def test_tokens_give_the_stream_of_their_text_and_go_on_where_it_was(texts, tmp_
     after, _ = _stream(text, state)
     assert all(torch.equal(a, b) for a, b in zip(after, _stream(tokens, state)[0], strict=True))
     assert torch.equal(_held_out(text[0]), _held_out(tokens[0]))
+
+
+def test_tokens_are_shared_out_by_the_sizes_of_their_text(tmp_path, cli_here):
+    for file in range(8):  # which decide what each stream reads
+        rows = [{"text": "some words", "meta": "x" * (9000 if file == 3 else 9)}] * 50
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{file}.jsonl").write_text(text)
+    files, out = [str(tmp_path / "*.jsonl")], tmp_path / "tokens"
+    command = ["data", "tokenize", "local", str(out), "--tokenizer", "bytes", "--workers", "1"]
+    cli_here(*command, "--files", *files)
+    data = DataConfig(corpus="local", files=files, validation_fraction=0)
+    [text], [tokens] = load_corpora(data), load_corpora(DataConfig(corpus=str(out / "local.yaml")))
+    assert choose_num_groups(text.train, 48) == choose_num_groups(tokens.train, 48) == 1
 
 
 def test_a_run_of_text_goes_on_with_its_tokens_and_its_held_out_text(texts, tmp_path, cli_here):

@@ -91,6 +91,20 @@ def test_a_worker_reads_the_shards_of_its_own_group_alone(tmp_path):
     assert max(read) <= 8  # four of each of the epochs 0 and 1, which is begun
 
 
+@pytest.mark.parametrize(("sizes", "groups"), [([40] * 24, 6), ([1000, *[5] * 23], 1)])
+def test_most_text_is_read_before_any_is_read_often(tmp_path, sizes, groups):
+    """Lanes that have only small files would read them again and again meanwhile."""
+    shards = _write(tmp_path, sizes, row_group_size=6, fmt="jsonl")
+    configs = [LaneConfig(shards, lane, 6, seed=0) for lane in range(6)]
+    assert configs[0].groups == groups
+    texts = {_text(s, row) for s, size in enumerate(sizes) for row in range(size)} - {""}
+    lanes = [
+        islice(documents(config, BlockCache(), Cursor()), len(texts) // 6) for config in configs
+    ]
+    read = {document.content for lane in lanes for document in lane}
+    assert len(read) > 0.95 * len(texts)
+
+
 def test_order_differs_by_epoch_and_seed_and_repeats_otherwise(tmp_path):
     shards = _write(tmp_path, [20] * 8, row_group_size=6)
 
@@ -166,7 +180,7 @@ def test_a_lane_waits_for_the_one_shard_with_text(tmp_path):
     shards = _write(tmp_path, [3 if shard == 7 else 0 for shard in range(24)], 1, "jsonl")
     expected = {_text(7, row) for row in range(3)}
     for seed in range(60):  # of 6 lanes with 4 of 24 shards each, one may wait for 30 epochs
-        lane = documents(LaneConfig(shards, 0, 6, seed), BlockCache(), Cursor())
+        lane = documents(LaneConfig(shards, 0, 6, seed, num_groups=6), BlockCache(), Cursor())
         assert {document.content for document in islice(lane, 3)} == expected
 
 

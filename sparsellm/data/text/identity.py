@@ -76,6 +76,18 @@ def written_since(shard: Shard, time: float) -> bool:
     return any(path.stat().st_mtime > time for path in paths)
 
 
+def text_bytes(shard: Shard) -> int | None:
+    """The size of a shard's text file, also of its tokens; None of several, and of an address.
+
+    Raises:
+        FileNotFoundError, ValueError: it is missing, or see `read_about`.
+    """
+    if shard.format == "tokens":
+        size: int | None = read_about(Path(shard.url)).get("text_bytes")
+        return size
+    return None if "://" in shard.url or not shard.is_file else Path(shard.url).stat().st_size
+
+
 def read_about(path: Path) -> dict[str, Any]:
     """What the ``.bin`` of a tokenised shard was made of: tokenizer, text, blocks.
 
@@ -89,6 +101,7 @@ class _About(BaseModel):
     tokenizer: str
     content: str
     identity: str
+    text_bytes: int | None = None
 
 
 def content_identity(url: str) -> str:

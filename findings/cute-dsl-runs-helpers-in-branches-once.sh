@@ -3,9 +3,9 @@
 #   argument. The helper sets a flag of an object or counts up a list's number. What is its value afterwards?
 # Guess: as in Python, or an error: the DSL refuses the same assignment without the helper.
 # Seen (nvidia-cutlass-dsl 4.8.1, on a CPU): neither, without a message. While the code is traced, each helper runs once:
-#   also in the branch that is not taken, and once per loop, whatever n is. After if/else, the value is the else branch's for
-#   every n; a counter is 1 after a loop of 0 or 100 rounds. Written without the helper, list entries and local variables
-#   are right, and attributes are refused. A helper with @cute.jit is no better. Values of the DSL (Int32) give an error.
+#   also in the branch that is not taken, and once per loop, whatever n is. After if/else, the value is the else branch's
+#   for every n; a counter is 1 after a loop of 0 or 100 rounds. Written without the helper, list entries are right. A
+#   helper with @cute.jit is no better.
 # Hurts: kernels that keep stages, phases, flags or counts as Python numbers: a refactoring that moves two lines into a
 #   function changes what the kernel computes.
 set -eu

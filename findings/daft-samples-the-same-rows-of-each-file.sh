@@ -1,14 +1,14 @@
 #!/bin/sh
 # Question: 300 Parquet files have four documents each. daft.read_parquet("*.parquet").sample(fraction=0.1, seed=0): how
 #   many documents does it give, and which?
-# Guess: about 120 of the 1,200, from all places in the files.
+# Guess: about 120 of the 1,200, from all positions in the files.
 # Seen (daft 0.7.26): 300, and they are the last of the four documents in each file. Each file is a part, each part is
 #   sampled on its own with the same seed, and the number of rows is rounded up: 10% of four rows are one. With 20 files of
 #   1,000 rows, the same 100 positions are taken from every file. Without a seed, the positions differ, but the number is
 #   rounded up too. The documentation of sample() says neither.
-# Hurts: samples for evaluation, quality labels or ablations, which are seeded so that they can be repeated: of files in an
-#   order, such as by date, by length or by rank of a crawl, they see the same ranks only, and many small files
-#   count several times as much as the fraction says. Sample by a hash of the text or of an id.
+# Hurts: samples for evaluation, quality labels or ablations, which are seeded so that they can be repeated. If the
+#   documents of each file are sorted, such as by date, length or rank, the sample has the same ranks of every file, and
+#   it has several times as many documents of small files as it should. Sample by a hash of the text or of an id.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

@@ -5,8 +5,7 @@
 # Seen (evalscope 1.12.0): both count as right. The metric calls math_equal with its defaults: an answer may also be a
 #   hundred times or a hundredth of the right one, in case that is a percentage, though no percent sign is there, and
 #   numbers are equal within 0.01%. So 0.05 and 500 are right for 5, 1,800 is right for 18, and 123451 for 123456. The
-#   benchmark's page says that the metric "extracts numerical values for accuracy comparison". verl 0.9.1 has a function
-#   of the same name and behaviour: its reward prime_math gives (True, …) for 500 instead of 5.
+#   benchmark's page says that the metric "extracts numerical values for accuracy comparison".
 # Hurts: accuracies of units (cents for euros, percent for shares, metres for centimetres), which are among the most
 #   common mistakes in GSM8K, and of large whole numbers; rewards in reinforcement learning.
 set -eu

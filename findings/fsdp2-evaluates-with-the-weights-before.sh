@@ -6,8 +6,8 @@
 # Seen (torch 2.13.0, gloo, two CPU processes): a mixture. With the defaults, the root keeps what it gathered in a forward
 #   pass until a backward pass frees it. Without one, embeddings, final norm and head stay those of the pass before, while
 #   the blocks' weights are the new ones. If the trained weights were evaluated first, the average's evaluation is wrong;
-#   if only the average was, the next training step has a wrong loss and gradient. No message. load_state_dict and
-#   model.reshard() free the old copy.
+#   if only the average was, the next training step has a wrong loss and gradient. There is no message. model.reshard()
+#   frees the old copy.
 # Hurts: evaluations of averages, merges or schedule-free weights, and one training step after each of them. Call
 #   model.reshard() after each evaluation.
 # Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…

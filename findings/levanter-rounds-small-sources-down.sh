@@ -1,7 +1,7 @@
 #!/bin/sh
 # Question: Levanter's MixtureDataset mixes a web corpus with weight 0.5 and 150 small sources with weights from 0.0005 to
 #   0.008 that add up to 0.5. The block size is the default of its recipes, 2,048. What shares do the sources have?
-# Guess: their weights, with a small error from block to block at most, which evens out.
+# Guess: their weights. What rounding changes in one block evens out over many.
 # Seen (marin-levanter 0.2.20, the development release of 2026-06-18): each block of 2,048 holds the same whole number of
 #   sequences per source, weight times 2,048 rounded down, and what is left over goes to the largest source, in every
 #   block. Nothing evens out: a source of weight 0.0009 (1.84 per block) has 54% of its share for the whole run, and web

@@ -3,9 +3,9 @@
 #   the text that its prompt has alone?
 # Guess: yes. Shorter prompts are padded on the left, and MLX-LM hands masks and offsets to its caches for that; models
 #   whose caches cannot be batched are refused ("does not yet support batching").
-# Seen (mlx-lm 0.32.2, mlx 0.32.4, CPU, fp32, small random models): so it is for Llama, Mamba 2, LFM2, Qwen3-Next and
-#   others. Mamba, Jamba, RecurrentGemma and Baichuan-M1 read the padding: their layers run over its tokens (0) as over
-#   text, so that the text of every row but the longest is another one. Nothing warns.
+# Seen (mlx-lm 0.32.2, mlx 0.32.4, CPU, fp32, small random models): so it is for Llama, Mamba 2 and LFM2.
+#   Mamba, Jamba, RecurrentGemma and Baichuan-M1 read the padding: their layers run over its tokens (0) as over
+#   text, so that every row but the longest gets another text than alone. Nothing warns.
 # Hurts: benchmarks and served answers of these models: the answer to a prompt depends on what else is in the batch. Of
 #   rows of equal length, all are right, so that tests with one prompt show nothing.
 # To use an existing Python that has the packages, set PYTHON=…
@@ -14,7 +14,7 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile "mlx[cpu]==0.32.4" mlx-lm==0.32.2 numpy
+  "$PYTHON" -m pip install --quiet --no-compile "mlx[cpu]==0.32.4" mlx-lm==0.32.2 numpy==2.4.6
 fi
 "$PYTHON" -W ignore - 2>"$dir/log" <<'PY' || { tail -n 20 "$dir/log"; exit 1; }
 import importlib

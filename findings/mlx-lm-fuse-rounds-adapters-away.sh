@@ -4,8 +4,8 @@
 # Guess: nearly all, with the noise of 4-bit weights, about a tenth of the outputs. The base model has that noise too.
 # Seen (mlx-lm 0.32.2, mlx 0.32.4, CPU): hardly any, if the change is as small as LoRA's usually are. Base weights lie on
 #   the grid of the 4 bits already; a change below half a step is rounded back, and the noise is added to what is lost. Of
-#   a change of 2% of the weights (by norm), an eighth is left, at 5% a quarter, and the error is larger than the change itself;
-#   from 20% on, nearly all is left. In NVFP4, 1% of a change of 2% is left. 8 bits keep it. There is no message.
+#   a change of 2% of the weights (by norm), an eighth is left, at 5% a quarter, and the error is larger than the change
+#   itself; from 20% on, nearly all is left. In NVFP4, 1% of a change of 2% is left. 8 bits keep it. There is no message.
 # Hurts: fused QLoRA models, which answer much like the base model, though the loss with the adapter was good. Keep the
 #   adapter beside the model, or fuse with --dequantize.
 # To use an existing Python that has the packages, set PYTHON=…
@@ -14,7 +14,7 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile "mlx[cpu]==0.32.4" mlx-lm==0.32.2 numpy
+  "$PYTHON" -m pip install --quiet --no-compile "mlx[cpu]==0.32.4" mlx-lm==0.32.2 numpy==2.4.6
 fi
 "$PYTHON" -W ignore - 2>"$dir/log" <<'PY' || { tail -n 20 "$dir/log"; exit 1; }
 import mlx.core as mx

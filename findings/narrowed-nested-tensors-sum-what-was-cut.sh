@@ -4,8 +4,8 @@
 # Guess: the real tokens, as for any nested tensor; what was cut away is not part of it.
 # Seen (torch 2.13.0): the padding too. sum, mean and max over everything, of x and of what is computed from it, read all
 #   of the memory below, with the parts that were cut away. In the backward pass of mean(), each token of the padding gets
-#   as much as a real one. unbind(), size() and pointwise operations are those of the real tokens, and reductions over one
-#   dimension raise. contiguous() copies the real tokens, and then all are right.
+#   as much as a real one. unbind() gives the real tokens only, and a sum over the tokens of each row (dim=1) raises.
+#   contiguous() copies the real tokens, and then all are right.
 # Hurts: losses per token that are averaged by x.mean(), and statistics of activations: padding counts, as if it had
 #   never been cut, but only in these functions.
 # Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…

@@ -3,8 +3,8 @@
 # Guess: by the learning rate times 0.1, as with optax.adamw(weight_decay=0.1). It ends where the schedule ends at 0.
 # Seen (optax 0.2.8): by 0.1 itself, whatever the learning rate is. With the value that is usual for AdamW, ten steps leave
 #   35% of a weight, at a learning rate of 0 too, so that the decay gets stronger relative to the updates as the schedule
-#   falls. The documentation says "Optional rate at which to decay weights". In optax, eight other optimizers
-#   multiply it by the learning rate, and so does torch.optim.Adafactor.
+#   falls. The documentation says "Optional rate at which to decay weights". In eight other optimizers of optax, the
+#   decay is multiplied by the learning rate.
 # Hurts: whoever replaces adamw by adafactor to save memory and keeps 0.1: the weights vanish. A value that looks harmless,
 #   such as 1e-4, acts like AdamW's 0.1 at a rate of 1e-3, and goes on when the rate has fallen. Multiply it by the rate,
 #   or chain optax.adafactor's parts with add_decayed_weights before the rate.

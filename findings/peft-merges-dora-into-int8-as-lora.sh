@@ -1,6 +1,7 @@
 #!/bin/sh
 # Question: a model in 8 bits by torchao (TorchAoConfig) was fine-tuned with DoRA, which is LoRA with a trained magnitude
-#   for each row of a matrix. Then model.merge_and_unload(). Is the result the fine-tuned model, to the rounding of the weights?
+#   for each row of a matrix. The adapter is merged: model.merge_and_unload(). Is the result the fine-tuned model, up to the
+#   rounding of the weights?
 # Guess: yes, or it is refused. PEFT merges plain LoRA into these weights rightly, by quantising them anew, and refuses what
 #   it cannot do with them (lora_bias, merging of IA3, LoHa, …).
 # Seen (peft 0.21.2, torchao 0.18.0, transformers 5.24.0, CPU): LoRA is merged to 5%. Of DoRA, only the LoRA part is: the

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Question: a model was loaded with QuantoConfig (weights in 8 or 4 bits, or FP8) and fine-tuned with LoRA. The adapter
-#   is merged: model.merge_and_unload(). Is the result the fine-tuned model, to the rounding of the weights?
+#   is merged: model.merge_and_unload(). Is the result the fine-tuned model, up to the rounding of the weights?
 # Guess: yes, or PEFT refuses, as it does for some quantised layers, or warns of rounding, as for bitsandbytes.
 # Seen (peft 0.21.2, optimum-quanto 0.2.7, transformers 5.24.0, CPU): the result is the base model, bit for bit. PEFT adds
 #   the update to weight.data, which for these tensors is a copy; the quantised weights stay as they are, and the adapter
-#   is removed. It is so with safe_merge=True and merge_adapter() too, and with the 16 other methods that were tried (DoRA,
-#   OFT, IA3, VeRA, …). In full precision, the merge is right. There is no message.
+#   is removed. It is so with safe_merge=True and merge_adapter() too. In full precision, the merge is right. There is no
+#   message.
 # Hurts: whoever merges before saving or serving: the fine-tuning is lost, and if the adapter was not saved, for good.
 #   Merge into the model loaded in full precision, and quantise it then.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

@@ -36,15 +36,23 @@ class HostProcess(BaseModel):
 
     host: str
     pid: int = Field(ge=1, le=2**31 - 1)
-    # seconds since the epoch; tells a process from a later one of the same number
+    # Both in seconds since the epoch, by the clock at that time. If the clock is set, both move;
+    # their difference tells a process from a later one of the same number.
     created: float = Field(ge=0, le=1e11)
+    booted: float = Field(ge=0, le=1e11)
     namespace: str = ""  # of process numbers: containers of one host may have their own
 
     @classmethod
     def of_this_process(cls, **further: Any) -> Self:
         """This process, with the further fields of a subclass."""
-        created, host = psutil.Process().create_time(), socket.gethostname()
-        return cls(host=host, pid=os.getpid(), created=created, namespace=_namespace(), **further)
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            created=psutil.Process().create_time(),
+            booted=psutil.boot_time(),
+            namespace=_namespace(),
+            **further,
+        )
 
     @property
     def is_here(self) -> bool:
@@ -58,7 +66,8 @@ class HostProcess(BaseModel):
             return None
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < 1
+            after_boot = process.create_time() - psutil.boot_time()
+            same = abs(after_boot - (self.created - self.booted)) < 0.1
         except psutil.NoSuchProcess:
             return None
         return process if same and lives(process) else None

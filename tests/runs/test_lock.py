@@ -96,6 +96,16 @@ def test_a_process_of_the_same_number_is_not_the_holder(path):
     _take(path)
 
 
+def test_a_holder_lives_although_the_clock_was_set(path, holder, monkeypatch):
+    """psutil and Linux derive the times of boot and of a process's start from the present clock."""
+    booted = psutil.boot_time()
+    for seconds in (-3600, 1, 7):
+        monkeypatch.setattr(psutil._psplatform, "boot_time", lambda s=seconds: booted + s)
+        assert find(path).process.pid == holder.pid
+        with pytest.raises(ValueError, match=rf"is being trained: process {holder.pid} on host"):
+            _lock(path).acquire()
+
+
 def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_path):
     first = _lock(path)
     first.acquire()

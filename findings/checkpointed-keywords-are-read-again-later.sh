@@ -5,10 +5,10 @@
 #   time only, and without it this code raises.
 # Seen (torch 2.13.0): without a message, a wrong gradient. checkpoint keeps the tensors for its second forward pass. It
 #   checks that they have not changed only if they are positional arguments: then it raises. Keyword arguments, tensors in
-#   a tuple or dict, and what the function takes from around it (lambda, functools.partial) are read as they are at the
-#   time of the backward pass, after the addition.
+#   a tuple, and those that a lambda or functools.partial holds are read as they are at the time of the backward pass,
+#   after the addition.
 # Hurts: models with residuals, masks, routing weights or buffers that are changed in place: their gradients differ from
-#   those without checkpointing, and nothing tells so. Models that wrap their blocks in partial or pass keywords have this.
+#   those without checkpointing, and nothing tells so.
 # Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT

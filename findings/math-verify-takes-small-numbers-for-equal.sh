@@ -7,8 +7,8 @@
 #   places, and what is below about 10⁻¹⁶ counts as 0: the charge and the mass of an electron are the same, and Planck's
 #   constant is that of Boltzmann. The documentation says what the six places are for: 0.333333 shall equal 1/3.
 # Hurts: accuracies in physics, chemistry and probability, and rewards in reinforcement learning: any small number is right
-#   where a small number was asked for. verify() with float_rounding=50 and
-#   numeric_precision=50 tells them apart, but then 0.333333 is not 1/3.
+#   where a small number was asked for. verify() with float_rounding=50 and numeric_precision=50 tells them apart, but
+#   then 0.333333 is not 1/3.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Question: mergekit-extract-lora turns a fine-tuned model into a LoRA adapter of its base model. All of its weights were
-#   trained; the rank is as large as the matrices, so that nothing has to be cut. Is base and adapter the fine-tuned model?
+#   trained; the rank is as large as the matrices, so that nothing has to be cut. Do base and adapter give that model?
 # Guess: yes. What cannot be decomposed (norms, embeddings, the router) is saved as it is, and so it is for Llama.
-# Seen (mergekit 0.1.5, peft 0.21.2, transformers 5.23.0, CPU): for Llama, tied or not, and Gemma 2: no difference. Mixtral
-#   and Qwen3-MoE: the changes of all experts are missing, since transformers 5 stacks experts in parameters that are no
-#   linear layers; only attention, norms, router and embeddings are extracted. Qwen2 and Phi: changes of biases are missing;
-#   the file has them (lora_B.bias), but its config has lora_bias=false, with which PEFT leaves them out. No message
-#   says so in either case.
+# Seen (mergekit 0.1.5, peft 0.21.2, transformers 5.23.0, CPU): for Llama and Gemma 2, yes. For Mixtral and
+#   Qwen3-MoE, the changes of all experts are missing, since transformers 5 stacks experts in parameters that are no linear
+#   layers; only attention, norms, router and embeddings are extracted. For Qwen2 and Phi, the changes of biases are lost:
+#   the file has them (lora_B.bias), but its config has lora_bias=false, with which PEFT leaves them out. There is no
+#   message in either case.
 # Hurts: whoever stores or shares a fine-tune as an adapter: of a mixture of experts, half of the change is lost here, and
 #   of Qwen2 a seventh. Compare the outputs before the fine-tuned weights are deleted.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

@@ -5,7 +5,7 @@
 # Guess: the last one, as with target_modules; or PEFT refuses the options together, as it refuses dropout, DoRA and
 #   biases for parameters.
 # Seen (peft 0.21.2, transformers 5.24.0, CPU): the experts of all layers. layers_to_transform and exclude_modules are
-#   ignored for target_parameters, without a message, and kept in the saved config, which so says what was not done.
+#   ignored for target_parameters, without a message; the adapter's config keeps them, and so says what was not done.
 #   Attention matrices of the same adapter (target_modules) follow both options. What works is the layer in the name:
 #   target_parameters=["layers.1.mlp.experts.gate_up_proj"].
 # Hurts: memory and time (in a model of 48 layers, 48 times the trained weights that were asked for), and studies of which

@@ -3,7 +3,7 @@
 #   each row its own adapter. The adapters are OFT, IA3, VeRA, … instead of LoRA. Does each row get its adapter?
 # Guess: yes, or it is refused, as it is for DoRA ("Cannot pass adapter_names when DoRA is enabled") and for names that
 #   were not loaded.
-# Seen (peft 0.21.2, transformers 5.24.0, CPU): LoRA alone does so, and RoAd. In the 11 other methods that are shown here,
+# Seen (peft 0.21.2, transformers 5.24.0, CPU): only with LoRA and RoAd. In the 11 other methods that are shown here,
 #   adapter_names is accepted and ignored: every row gets the adapter that is active, also the row for the base model, also
 #   in generate(). Unknown names are accepted too. There is no message.
 # Hurts: whoever serves or compares several adapters of such a method in one batch: all users get the same one, and an

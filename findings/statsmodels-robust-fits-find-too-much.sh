@@ -6,10 +6,10 @@
 # Seen (statsmodels 0.15.0): up to three times as often. With any robust cov_type, p-values and intervals are from the
 #   normal distribution, as for endless data: 12% of the comparisons of three seeds with three are significant with HC1,
 #   and 9 to 16% of the evaluations with clustered errors; with HC0, whose errors are also too small, 18%. The summary
-#   writes z instead of t; there is no warning. use_t=True gives 5% with clusters. The documentation says so in the description of use_t: None means True
-#   only for "nonrobust".
+#   writes z instead of t; there is no warning. use_t=True gives 5% with clusters. The documentation says so in the
+#   description of use_t: None means True only for "nonrobust".
 # Hurts: ablations and evaluations with few runs or groups: the recommended clustered errors are used, and one in eight
-#   changes that does nothing is published as a gain.
+#   changes that do nothing looks significant.
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then

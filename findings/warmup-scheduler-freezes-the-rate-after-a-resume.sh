@@ -7,8 +7,8 @@
 #   the rates, and the new one keeps its own. If the run was stopped during the warm-up, the warm-up goes on, and the rate
 #   then drops to about that of the checkpoint and stays there. torch.load refuses such a file with weights_only=True and
 #   asks for False; with False, there is no message. get_last_lr() reports the rate that does not change.
-# Hurts: resumed runs that end at the full rate, without the decay that brings a good part of the gain, and their
-#   checkpoints, which hold the optimizer twice. torch's SequentialLR with LinearLR resumes rightly.
+# Hurts: resumed runs, which end at a high rate, without the decay, and their checkpoints, which hold the optimizer twice.
+#   torch's SequentialLR with LinearLR resumes rightly.
 # Packages: torch is a large download. To use an existing Python that has both, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT

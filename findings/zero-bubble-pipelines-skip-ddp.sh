@@ -6,8 +6,8 @@
 #   data, without a message. These schedules compute gradients of weights apart from the rest of the backward pass, so
 #   DDP is not told about them; register_post_accumulate_grad_hook does not run either. Only the first stage is averaged.
 #   Under FSDP2, and with interleaved 1F1B under DDP, gradients are the mean.
-# Hurts: data-parallel pipelines: the copies of a stage drift apart; the loss still falls, and the saved model is a mixture
-#   of stages that were trained with different partners.
+# Hurts: data-parallel pipelines: the copies of a stage drift apart, and the saved model is put together from stages that
+#   were not trained together.
 # Packages: torch is a large download. To use an existing Python that has it, set PYTHON=…
 set -eu
 dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT

@@ -37,8 +37,10 @@ class StrictModel(BaseModel):
 
 def _has_switch_for_a_number(value: object, validated: object) -> bool:
     """Whether true or false, also within a list or a mapping, has become something else."""
-    if isinstance(value, dict) and isinstance(validated, dict):
-        value, validated = list(value.values()), list(validated.values())
+    if isinstance(value, dict) and isinstance(validated, dict):  # maybe in another order
+        return any(
+            _has_switch_for_a_number(value.get(key), item) for key, item in validated.items()
+        )
     if isinstance(value, list) and isinstance(validated, list | tuple):
         return any(map(_has_switch_for_a_number, value, validated))
     return isinstance(value, bool) and not isinstance(validated, bool)

@@ -205,6 +205,12 @@ def test_a_section_states_what_differs_as_in_a_file():
     assert recipe.sparsity.l1_coefficient == plain.sparsity.l1_coefficient > 0
 
 
+def test_switches_are_found_by_their_keys():
+    fields = {"head_dim": 16, "attention_bias": True, "max_position_embeddings": 512}
+    recipe = load_recipe("debug", [f"model.huggingface={json.dumps(fields)}"])
+    assert recipe.model.huggingface == fields
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -182,6 +182,8 @@ def use_sparse_ffn(model: HFModel) -> HFModel:
     """Replaces every block of a Llama- or Arcee-like model, in place, keeping its weights."""
     config = model.config
     layers = model.model.layers
+    # transformers finds the blocks, for `output_hidden_states`, by their class.
+    model._can_record_outputs["hidden_states"] = [type(layers[0]), SparseDecoderLayer]
     for index, layer in enumerate(layers):
         with torch.device("meta"):  # the layer's own weights take the place of new ones
             ffn = SparseFFN(

@@ -58,8 +58,15 @@ def test_logits_equal_stock_transformers(tiny, overrides):
     model = build_model(recipe, eos_token_id=256).eval()
     stock = _stock(model).eval()
     tokens = _tokens(recipe)[:, :-1]
+    further = {"output_hidden_states": True, "output_attentions": True}
+    for each in (model, stock):
+        each.set_attn_implementation("eager")  # which alone has attentions to give
     with torch.no_grad():
-        torch.testing.assert_close(model(tokens).logits, stock(tokens).logits, rtol=0, atol=0)
+        ours, theirs = model(tokens, **further), stock(tokens, **further)
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=0)
+    assert len(ours.hidden_states) == recipe.model.num_hidden_layers + 1
+    torch.testing.assert_close(ours.hidden_states, theirs.hidden_states, rtol=0, atol=0)
+    torch.testing.assert_close(ours.attentions, theirs.attentions, rtol=0, atol=0)
     assert model.config.hidden_act == recipe.ffn.activation
 
 

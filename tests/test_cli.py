@@ -276,6 +276,29 @@ def test_a_training_ends_quietly_with_its_reader(tiny_overrides):
     assert done.returncode == -signal.SIGPIPE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_training_is_saved_when_its_reader_leaves(tiny_overrides, tmp_path, terminal):
+    """Ctrl-C also ends the `tee` after it, and a terminal may be closed without a signal."""
+    reader, writer = os.openpty() if terminal else os.pipe()
+    endless = [
+        "train.steps=1000000",
+        "checkpoint.every_steps=1000000",
+        f"logging.run_dir={tmp_path}",
+    ]
+    arguments = set_arguments([*tiny_overrides, *endless, "name=left"])
+    command = [sys.executable, "-m", "sparsellm", "train", "debug", *arguments]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": writer, "stderr": writer}
+    process = subprocess.Popen(command, **streams, env=process_env(), start_new_session=True)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as output:
+        while "step  " not in output.readline():
+            assert process.poll() is None
+    assert process.wait() == 0
+    assert list((tmp_path / "left" / "checkpoints").glob("step_*"))
+    assert '"stopped (nobody reads its output)"' in (tmp_path / "left/metrics.jsonl").read_text()
+
+
 def test_a_broken_pipe_of_another_kind_is_an_error(cli_here, monkeypatch):
     def fails(*_: object) -> None:
         raise BrokenPipeError(32, "Broken pipe", "a worker's")

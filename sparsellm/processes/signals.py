@@ -1,8 +1,12 @@
-"""Stopping by signal: the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 saves the run and ends it."""
+"""Stopping by signal: the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 saves the run and ends it.
+
+So does an output that nobody reads any more: Ctrl-C also ends the `tee` that shows and keeps it.
+"""
 
 import contextlib
 import math
 import os
+import select
 import signal
 import socket
 import sys
@@ -18,6 +22,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 # What quits without saving: the same signal again, so many seconds after it first came, or later.
 # A terminal and a launcher may both deliver one Ctrl-C; a scheduler may send SIGTERM repeatedly.
 QUITS_AFTER = {signal.SIGINT: 2.0, signal.SIGTERM: 120.0}
+_OUTPUTS = (1, 2)
+_BEGAN = b"\0"  # no signal's number
 
 
 class StopRequest:
@@ -30,6 +36,9 @@ class StopRequest:
       the process with status 0;
     - Ctrl-C again, or SIGTERM after two minutes, quits at once with status 128 + its number. Any
       other later signal belongs to the same request: Slurm and systemd send several for one stop.
+
+    From the first step on, the thread also notices that the reader of standard output or error is
+    gone. It redirects that output, so that no `print` fails before the run is saved.
     """
 
     def __init__(self) -> None:
@@ -39,6 +48,7 @@ class StopRequest:
         self._previous: dict[int, object] = {}
         self._previous_fd = -1
         self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self._ours, self._theirs = socket.socketpair()
@@ -46,7 +56,7 @@ class StopRequest:
         self._previous_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
-        self._thread = threading.Thread(target=self._read_signals, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
 
@@ -55,16 +65,19 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._previous_fd)
         self._theirs.close()
+        assert self._thread is not None
         self._thread.join()
         self._ours.close()
 
     def begin(self) -> None:
         """From now on a signal waits for the loop, which saves."""
         with self._lock:
-            self._began = True
+            is_first, self._began = not self._began, True
+        if is_first and self._thread is not None:
+            self._theirs.send(_BEGAN)
 
     def ask(self, reason: str) -> None:
-        """Asks for a stop on behalf of another rank."""
+        """Asks for a stop for another reason than a signal to this rank."""
         with self._lock:
             if self.received is not None:
                 return
@@ -76,11 +89,28 @@ class StopRequest:
         # In the main thread, between two bytecodes. The lines and exits are the thread's.
         self.received = self.received or signal.Signals(number).name
 
-    def _read_signals(self) -> None:
-        while numbers := self._ours.recv(16):
-            for number in numbers:
-                if number in STOP_SIGNALS:
-                    self._answer(signal.Signals(number))
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._ours, select.POLLIN)
+        while True:
+            for number, event in poll.poll():
+                if number in _OUTPUTS:
+                    poll.unregister(number)
+                    if event & (select.POLLERR | select.POLLHUP):
+                        _discard(number)
+                        self.ask("nobody reads its output")
+                elif not (signals := self._read_signals()):
+                    return
+                elif _BEGAN in signals:
+                    for output in _OUTPUTS:
+                        poll.register(output, 0)
+
+    def _read_signals(self) -> bytes:
+        numbers = self._ours.recv(16)
+        for number in numbers:
+            if number in STOP_SIGNALS:
+                self._answer(signal.Signals(number))
+        return numbers
 
     def _answer(self, sent: signal.Signals) -> None:
         now = time.monotonic()
@@ -101,6 +131,13 @@ class StopRequest:
             ranks.leave(0)
         again = "again" if reason == signal.SIGINT.name else "twice"
         _say(f"{reason}: saves after this step, then ends; Ctrl-C {again} ends at once")
+
+
+def _discard(output: int) -> None:
+    """Has a file descriptor write to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, output)
+    os.close(nowhere)
 
 
 def _say(line: str) -> None:

@@ -5,9 +5,9 @@
 # Guess: yes, or it is refused. The same call on a DynamicCache is: "the current layer does not track past states, and the
 #   sliding window has been exceeded".
 # Seen (transformers 5.24.0, torch 2.13.0, CPU, fp32, small random models): once the text is longer than the window, they
-#   are off by 0.2 to 0.9 of their spread, and nothing is raised. The window's buffer has been shifted for the tokens that are taken
-#   back, and is not shifted back: the tokens that should come into the window again are lost, and later ones are in a wrong
-#   place. Without windows, or with a text within the window, crop is right.
+#   are off by 0.2 to 0.9 of their spread, and nothing is raised. The window's buffer has been shifted for the tokens that
+#   are taken back, and is not shifted back: the tokens that should come into the window again are lost, and later ones are
+#   in a wrong place. Without windows, or with a text within the window, crop is right.
 # Hurts: servers and agents that edit a compiled model's cache, and own speculative decoding: the text goes on fluently,
 #   from a context that is not the one shown.
 # Packages: torch is a large download. To use an existing Python that has them, set PYTHON=…

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Question: datatrove's NGramsDecontIndexer and NGramsDecontFilter, with their defaults, remove documents that contain
-#   questions of a benchmark. A page has a question of GSM8K word for word, with its solution. Is it removed? And a page
-#   with "What is the capital of France? Paris"?
+#   questions of a benchmark. One page has a word problem of the benchmark, with its solution; another has "What is the
+#   capital of France? Paris". Are they removed?
 # Guess: yes. Any twelve words in a row that are in the benchmark too give the page away; short ones are compared whole.
 # Seen (datatrove 0.10.1): both pages stay. By default, only sequences of twelve words that reach from the question into
 #   the answer, or lie in the answer, are looked for: the last eleven words and "72". A page that puts "Answer:", a
@@ -29,9 +29,9 @@ from datatrove.pipeline.decont.n_grams import NGramsDecontConfig, NGramsDecontFi
 print("datatrove", importlib.metadata.version("datatrove"))
 NGramsDecontIndexer._requires_dependencies = []  # lighteval only fetches benchmarks
 QUESTIONS = {
-    "GSM8K": (
-        "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
-        "How many clips did Natalia sell altogether in April and May?",
+    "word problem": (
+        "A library lent 48 books on Monday, and on Tuesday it lent half as many as on the day before. "
+        "How many books did the library lend on Monday and Tuesday together?",
         "72",
     ),
     "trivia": ("What is the capital of France?", "Paris"),
@@ -39,7 +39,7 @@ QUESTIONS = {
 PAGES = {
     "question and answer": "{question} {answer}",
     "question alone": "{question}",
-    "with a solution": "{question} First we add both months, as the text says. The answer is {answer}.",
+    "with a solution": "{question} First we add both days, as the text says. The answer is {answer}.",
     "with a label": "Question: {question}\nAnswer: {answer}",
 }
 kept = {}
@@ -54,7 +54,7 @@ for mode in (False, True):
         documents = {page: Document(text.format(question=question, answer=answer), page) for page, text in PAGES.items()}
         kept[name, mode] = [page for page, document in documents.items() if decontaminate.filter(document) is True]
         print(f"{name}, find_query_ngrams={mode}: {len(hashes)} hashes; kept are the pages {kept[name, mode]}")
-assert kept["GSM8K", True] == []
-assert kept["GSM8K", False] == list(PAGES)[1:], "the default has changed"
+assert kept["word problem", True] == []
+assert kept["word problem", False] == list(PAGES)[1:], "the default has changed"
 assert kept["trivia", False] == kept["trivia", True] == list(PAGES), "short questions have changed"
 PY

@@ -4,8 +4,8 @@
 # Guess: about 120, some from this file and some from that.
 # Seen (dask 2026.8.0, pandas 3.1.1): none. Each part is sampled on its own, and the number of its rows is rounded: 10% of
 #   four, or of five, are 0, while 30% of four are one, that is 25%. If a corpus has 300 small files and two of 5,000
-#   documents, a sample of 10% comes from the two large files only. The documentation says that the number is approximate and "should
-#   be pretty close in practice". random_split([0.1, 0.9]) draws row by row, and gives about 10% of all.
+#   documents, a sample of 10% comes from the two large files only. The documentation says that the number is approximate
+#   and "should be pretty close in practice". random_split([0.1, 0.9]) draws row by row, and gives about 10% of all.
 # Hurts: held-out sets, samples for quality labels and ablations: sources in small files, such as one file per book, site
 #   or language, are not in them at all.
 set -eu

@@ -52,8 +52,8 @@ for name, shapes in cases.items():
     right = np.concatenate([losses(tokens, start) for tokens, start in rows])
     padded = np.concatenate([losses(tokens + [0], start) for tokens, start in rows])
     seen = measured(rows, 1)
-    print(f"{name}: loss {seen:.4f}; of the {len(right)} tokens {right.mean():.4f}; of {len(padded)} tokens, with a 0 after "
-          f"each row, {padded.mean():.4f}; once the 0 is learnt, {right.sum() / len(padded):.4f}")
+    print(f"{name}: loss {seen:.4f}; of the {len(right)} tokens {right.mean():.4f}; of {len(padded)} tokens, with a 0 "
+          f"after each row, {padded.mean():.4f}; once the 0 is learnt, {right.sum() / len(padded):.4f}")
     assert abs(seen - padded.mean()) < 1e-3 < abs(seen - right.mean()), "the behaviour has changed"
 rows = [([7] * length, 0) for length in (5, 100, 9, 30, 70, 12, 8)]
 for batch_size in (2, 4):

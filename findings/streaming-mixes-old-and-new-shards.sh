@@ -15,7 +15,8 @@ dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT
 if [ -z "${PYTHON:-}" ]; then
   python3 -m venv "$dir/venv"
   PYTHON="$dir/venv/bin/python"
-  "$PYTHON" -m pip install --quiet --no-compile mosaicml-streaming==0.13.0 transformers==4.57.6
+  "$PYTHON" -m pip install --quiet --no-compile mosaicml-streaming==0.13.0 transformers==4.57.6 torch==2.14.1 \
+    torchvision==0.29.1
 fi
 cat > "$dir/read.py" <<'PY'
 import importlib.metadata

@@ -299,6 +299,14 @@ def test_a_training_is_saved_when_its_reader_leaves(tiny_overrides, tmp_path, te
     assert '"stopped (nobody reads its output)"' in (tmp_path / "left/metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
+def test_a_training_without_an_output_ends_as_it_should(tiny_overrides, tmp_path):
+    """Another file then has the number of standard output."""
+    command = [sys.executable, "-m", "sparsellm", "train", "debug", *set_arguments(tiny_overrides)]
+    shell = ["bash", "-c", 'exec "$@" >&- 2>&-', "bash", *command]
+    assert subprocess.run(shell, check=False, env=process_env(), timeout=120).returncode == 0
+
+
 def test_a_broken_pipe_of_another_kind_is_an_error(cli_here, monkeypatch):
     def fails(*_: object) -> None:
         raise BrokenPipeError(32, "Broken pipe", "a worker's")

@@ -59,7 +59,7 @@ def _ends_with_its_reader() -> Iterator[None]:
         try:
             yield
         finally:
-            for stream in (sys.stdout, sys.stderr):
+            for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed from the start
                 stream.flush()  # at exit Python would complain by itself
     except BrokenPipeError:
         if not _reader_has_left():

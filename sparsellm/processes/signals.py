@@ -22,7 +22,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 # What quits without saving: the same signal again, so many seconds after it first came, or later.
 # A terminal and a launcher may both deliver one Ctrl-C; a scheduler may send SIGTERM repeatedly.
 QUITS_AFTER = {signal.SIGINT: 2.0, signal.SIGTERM: 120.0}
-_OUTPUTS = (1, 2)
 _BEGAN = b"\0"  # no signal's number
 
 
@@ -92,9 +91,11 @@ class StopRequest:
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._ours, select.POLLIN)
+        # Without them, where they were closed from the start, 1 and 2 are other files.
+        outputs = [n for n, s in ((1, sys.__stdout__), (2, sys.__stderr__)) if s is not None]
         while True:
             for number, event in poll.poll():
-                if number in _OUTPUTS:
+                if number in outputs:
                     poll.unregister(number)
                     if event & (select.POLLERR | select.POLLHUP):
                         _discard(number)
@@ -102,7 +103,7 @@ class StopRequest:
                 elif not (signals := self._read_signals()):
                     return
                 elif _BEGAN in signals:
-                    for output in _OUTPUTS:
+                    for output in outputs:
                         poll.register(output, 0)
 
     def _read_signals(self) -> bytes:

@@ -56,7 +56,8 @@ for kind in ("FSDP2", "columns sharded"):
     for name, change in CHANGES.items():
         found, right = after(change, kind), after(change, "one process")
         assert not torch.equal(right, before)
-        result = "as in one process" if torch.equal(found, right) else "unchanged" if torch.equal(found, before) else "other"
+        unchanged = "unchanged" if torch.equal(found, before) else "other"
+        result = "as in one process" if torch.equal(found, right) else unchanged
         if dist.get_rank() == 0:
             print(f"{kind}, {name}: {result}")
         of_columns = "[:, " in name

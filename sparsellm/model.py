@@ -194,6 +194,8 @@ def use_sparse_ffn(model: HFModel) -> HFModel:
             )
         ffn.load_state_dict(layer.mlp.state_dict(), assign=True)
         layers[index] = SparseDecoderLayer(layer, ffn)
+    # `gradient_checkpointing_enable` then raises: these blocks would ignore it without a word.
+    model.supports_gradient_checkpointing = False
     # Names for FSDP2's automatic wrapping and for model-parallel placement.
     model._no_split_modules = [SparseDecoderLayer.__name__]
     return model

@@ -118,6 +118,14 @@ def test_objective_and_its_gradients_equal_stock_cross_entropy(tiny, overrides):
         torch.testing.assert_close(ours[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_transformers_gradient_checkpointing_is_refused(tiny):
+    """Its switch would do nothing for these blocks; a stock model with these weights has it."""
+    model = build_model(tiny(), eos_token_id=256)
+    with pytest.raises(ValueError, match=r"not support (gradient|activation) checkpoint"):
+        model.gradient_checkpointing_enable()
+    _stock(model).gradient_checkpointing_enable()
+
+
 def test_statistics_are_those_of_the_activations(tiny):
     recipe = tiny()
     model = build_model(recipe, eos_token_id=256)

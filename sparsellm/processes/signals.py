@@ -6,7 +6,6 @@ So does an output that nobody reads any more: Ctrl-C also ends the `tee` that sh
 import contextlib
 import math
 import os
-import select
 import signal
 import socket
 import sys
@@ -16,13 +15,13 @@ from types import FrameType
 from typing import Self
 
 from sparsellm.processes import ranks
+from sparsellm.processes.outputs import lasting_outputs
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 # What quits without saving: the same signal again, so many seconds after it first came, or later.
 # A terminal and a launcher may both deliver one Ctrl-C; a scheduler may send SIGTERM repeatedly.
 QUITS_AFTER = {signal.SIGINT: 2.0, signal.SIGTERM: 120.0}
-_BEGAN = b"\0"  # no signal's number
 
 
 class StopRequest:
@@ -36,8 +35,7 @@ class StopRequest:
     - Ctrl-C again, or SIGTERM after two minutes, quits at once with status 128 + its number. Any
       other later signal belongs to the same request: Slurm and systemd send several for one stop.
 
-    From the first step on, the thread also notices that the reader of standard output or error is
-    gone. It redirects that output, so that no `print` fails before the run is saved.
+    From the first step on, a `print` that nobody reads asks for a stop, too, and does not fail.
     """
 
     def __init__(self) -> None:
@@ -47,7 +45,7 @@ class StopRequest:
         self._previous: dict[int, object] = {}
         self._previous_fd = -1
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._outputs = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._ours, self._theirs = socket.socketpair()
@@ -55,8 +53,9 @@ class StopRequest:
         self._previous_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = threading.Thread(target=self._read_signals, daemon=True)
         self._thread.start()
+        self._outputs.enter_context(lasting_outputs(self._lose_reader))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -64,16 +63,14 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._previous_fd)
         self._theirs.close()
-        assert self._thread is not None
         self._thread.join()
         self._ours.close()
+        self._outputs.close()
 
     def begin(self) -> None:
         """From now on a signal waits for the loop, which saves."""
         with self._lock:
-            is_first, self._began = not self._began, True
-        if is_first and self._thread is not None:
-            self._theirs.send(_BEGAN)
+            self._began = True
 
     def ask(self, reason: str) -> None:
         """Asks for a stop for another reason than a signal to this rank."""
@@ -88,30 +85,17 @@ class StopRequest:
         # In the main thread, between two bytecodes. The lines and exits are the thread's.
         self.received = self.received or signal.Signals(number).name
 
-    def _watch(self) -> None:
-        poll = select.poll()
-        poll.register(self._ours, select.POLLIN)
-        # Without them, where they were closed from the start, 1 and 2 are other files.
-        outputs = [n for n, s in ((1, sys.__stdout__), (2, sys.__stderr__)) if s is not None]
-        while True:
-            for number, event in poll.poll():
-                if number in outputs:
-                    poll.unregister(number)
-                    if event & (select.POLLERR | select.POLLHUP):
-                        _discard(number)
-                        self.ask("nobody reads its output")
-                elif not (signals := self._read_signals()):
-                    return
-                elif _BEGAN in signals:
-                    for output in outputs:
-                        poll.register(output, 0)
+    def _lose_reader(self) -> bool:
+        """Whether the run goes on without a reader, until it is saved."""
+        if self._began:
+            self.ask("nobody reads its output")
+        return self._began
 
-    def _read_signals(self) -> bytes:
-        numbers = self._ours.recv(16)
-        for number in numbers:
-            if number in STOP_SIGNALS:
-                self._answer(signal.Signals(number))
-        return numbers
+    def _read_signals(self) -> None:
+        while numbers := self._ours.recv(16):
+            for number in numbers:
+                if number in STOP_SIGNALS:
+                    self._answer(signal.Signals(number))
 
     def _answer(self, sent: signal.Signals) -> None:
         now = time.monotonic()
@@ -132,13 +116,6 @@ class StopRequest:
             ranks.leave(0)
         again = "again" if reason == signal.SIGINT.name else "twice"
         _say(f"{reason}: saves after this step, then ends; Ctrl-C {again} ends at once")
-
-
-def _discard(output: int) -> None:
-    """Has a file descriptor write to nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, output)
-    os.close(nowhere)
 
 
 def _say(line: str) -> None:

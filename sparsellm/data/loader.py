@@ -228,10 +228,10 @@ class TokenLoader:
         }
         tokens = dict.fromkeys(names, 0) | state["tokens"]
         self.position = Bookmark(state["number"], lanes, tokens)
-        config = replace(self._config, num_lanes=state["num_lanes"], fixed_groups=())
         self._config = replace(
-            config,
-            fixed_groups=saved_groups(state, config),
+            self._config,
+            num_lanes=state["num_lanes"],
+            fixed_groups=saved_groups(state, self._config.corpora),
             # Otherwise the rest of the epoch would repeat some documents and leave out others.
             spread_small_blocks=state.get("spread_small_blocks", False),
         )

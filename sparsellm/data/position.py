@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sparsellm.data.lanes import StreamConfig
+from sparsellm.data.stream import choose_num_groups
+from sparsellm.data.text.corpus import Corpus
 from sparsellm.data.text.identity import fingerprint
 
 FORMAT = 2
@@ -13,9 +14,10 @@ class DataStateMismatch(ValueError):
     """A saved position belongs to other data, or is of another format."""
 
 
-def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int, ...]:
-    """The groups of lanes that a saved position was made with; the present ones of a new corpus."""
-    return tuple(state["groups"].get(name, groups) for name, groups in config.groups.items())
+def saved_groups(state: dict[str, Any], corpora: Sequence[Corpus]) -> tuple[int, ...]:
+    """The groups of lanes that a saved position was made with; those of a new corpus are chosen."""
+    saved, num_lanes = state["groups"], state["num_lanes"]
+    return tuple(saved.get(c.name) or choose_num_groups(c.train, num_lanes) for c in corpora)
 
 
 def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:

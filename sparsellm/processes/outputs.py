@@ -20,9 +20,8 @@ def lasting_outputs(lose_reader: Callable[[], bool]) -> Iterator[None]:
         lose_reader: called by a `print` that nobody can read. If it returns True, that output goes
             nowhere from then on, else the `print` fails as usual.
     """
-    ours = {"stdout": sys.__stdout__, "stderr": sys.__stderr__}
-    ours = {name: stream for name, stream in ours.items() if stream is getattr(sys, name)}
-    replaced = {name: stream for name, stream in ours.items() if stream is not None}
+    streams = (("stdout", sys.__stdout__), ("stderr", sys.__stderr__))
+    replaced = {name: s for name, s in streams if s is not None and s is getattr(sys, name)}
     for name, stream in replaced.items():
         stream.flush()
         setattr(sys, name, _lasting(stream, lose_reader))
